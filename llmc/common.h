@@ -1,0 +1,89 @@
+// common.h: errors for the person at the shell, and checked memory and files. Every other file may use it.
+//
+// An error is one line: what, where (file, field, byte), and what to do. Exit status 1: bad input or a failed machine;
+// 2: a command line that cannot be understood.
+#ifndef LLMC_COMMON_H
+#define LLMC_COMMON_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a), unused))
+#define MAYBE_UNUSED __attribute__((unused))
+#else
+#define PRINTF_LIKE(f, a)
+#define MAYBE_UNUSED
+#endif
+// Every function of a header-only module is static: FN says so, and that a program need not use them all.
+#define FN static MAYBE_UNUSED
+
+PRINTF_LIKE(3, 0)
+static void die_v(int status, const char *kind, const char *format, va_list args) {
+    fflush(stdout);
+    fprintf(stderr, "%s: ", kind);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    fflush(stderr);
+    exit(status);
+}
+// Bad input or a failed machine: exit status 1.
+PRINTF_LIKE(1, 2) __attribute__((noreturn))
+static void fatal(const char *format, ...) {
+    va_list args; va_start(args, format);
+    die_v(1, "error", format, args);
+    va_end(args);
+    abort();
+}
+// A command line that cannot be understood: exit status 2.
+PRINTF_LIKE(1, 2) __attribute__((noreturn))
+static void fatal_usage(const char *format, ...) {
+    va_list args; va_start(args, format);
+    die_v(2, "usage error", format, args);
+    va_end(args);
+    abort();
+}
+PRINTF_LIKE(1, 2)
+static void warn(const char *format, ...) {
+    va_list args; va_start(args, format);
+    fflush(stdout);
+    fputs("warning: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+// count*size bytes, aligned to 64 (a cache line, and any vector register), zeroed. Never returns NULL.
+FN void *xcalloc(size_t count, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
+        fatal("cannot allocate %zu x %zu bytes: the size overflows", count, size);
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes ? bytes : 64) != 0)
+        fatal("out of memory: %zu bytes (%.1f MiB) were asked for; use a smaller --batch or --seq", bytes, bytes / 1048576.0);
+    memset(p, 0, bytes ? bytes : 64);
+    return p;
+}
+FN char *xstrdup(const char *s) {
+    size_t n = strlen(s) + 1;
+    return (char *)memcpy(xcalloc(n, 1), s, n);
+}
+// printf into a fresh string, to be freed by the caller.
+PRINTF_LIKE(1, 2)
+static char *xasprintf(const char *format, ...) {
+    va_list args, again;
+    va_start(args, format); va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (n < 0) fatal("cannot format a message (%s)", format);
+    char *s = (char *)xcalloc((size_t)n + 1, 1);
+    vsnprintf(s, (size_t)n + 1, format, again);
+    va_end(again);
+    return s;
+}
+
+#endif

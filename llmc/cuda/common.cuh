@@ -1,0 +1,63 @@
+// cuda/common.cuh: what every kernel file uses: error checks, 16-byte vectors of BF16, warp and block reductions.
+#ifndef LLMC_CUDA_COMMON_CUH
+#define LLMC_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "../common.h"
+#include "../formats.h"
+
+typedef __nv_bfloat16 bf16;
+
+// A CUDA call that failed: where, which call, and CUDA's own words.
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
+    if (e != cudaSuccess) fatal("%s:%d: %s failed: %s (%s)", file, line, call, cudaGetErrorString(e), cudaGetErrorName(e));
+}
+// After a launch. Launches are asynchronous: a kernel's own fault shows at the next synchronizing call.
+#define CUDA_LAUNCHED() CUDA_CHECK(cudaGetLastError())
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Eight BF16 values in one 16-byte load or store.
+struct alignas(16) Bf16x8 {
+    uint4 u;
+    __device__ __forceinline__ float get(int i) const {
+        const uint32_t w = i < 2 ? u.x : i < 4 ? u.y : i < 6 ? u.z : u.w;
+        return __uint_as_float(i & 1 ? w & 0xFFFF0000u : w << 16);
+    }
+};
+__device__ __forceinline__ uint32_t pack_bf16x2(float lo, float hi) {  // lo in the lower half, nearest even
+    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+__device__ __forceinline__ Bf16x8 load8(const bf16 *p) { Bf16x8 v; v.u = *reinterpret_cast<const uint4 *>(p); return v; }
+// Streaming: read once, not kept in cache.
+__device__ __forceinline__ Bf16x8 load8_streaming(const bf16 *p) { Bf16x8 v; v.u = __ldcs(reinterpret_cast<const uint4 *>(p)); return v; }
+__device__ __forceinline__ void unpack8(Bf16x8 v, float x[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = v.get(i);
+}
+__device__ __forceinline__ Bf16x8 pack8(const float x[8]) {
+    Bf16x8 v;
+    v.u = make_uint4(pack_bf16x2(x[0], x[1]), pack_bf16x2(x[2], x[3]), pack_bf16x2(x[4], x[5]), pack_bf16x2(x[6], x[7]));
+    return v;
+}
+__device__ __forceinline__ void store8(bf16 *p, Bf16x8 v) { *reinterpret_cast<uint4 *>(p) = v.u; }
+__device__ __forceinline__ void store8_streaming(bf16 *p, Bf16x8 v) { __stcs(reinterpret_cast<uint4 *>(p), v.u); }
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, o);
+    return x;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, o));
+    return x;
+}
+// Largest of non-negative floats in global memory: their order is that of their bits, and max does not depend on order.
+__device__ __forceinline__ void atomic_max_nonneg(float *p, float x) { atomicMax(reinterpret_cast<unsigned int *>(p), __float_as_uint(x)); }
+
+#endif

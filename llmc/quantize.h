@@ -1,0 +1,208 @@
+// quantize.h: the block quantizers, one block at a time, on top of formats.h. Host and device, one definition.
+//
+// NVFP4 (numerics of every quantizer: README, "Numerics"): value = E2M1 code x E4M3 block scale s_b x float32 tensor scale
+// s_t, blocks of 16 along the GEMM's inner dimension. The caller finds amax (of the tensor, and of the block), asks
+// nvfp4_tensor_scale() once a tensor and a *_block() function once a block of 16 values.
+//
+// A block function works on LANES blocks at once, x[16][LANES] -> q[16][LANES]: one on the GPU, where a thread owns a
+// block, and a vector register's worth on the CPU, where the loops over lanes become vector instructions.
+// q holds values of the E2M1 grid (what code x 1 decodes to); e2m1_encode(q) is the code to store, and
+// bf16(q * e4m3_decode(s_b)) the exact operand of an emulated GEMM. sb holds the E4M3 codes of the block scales.
+// Sums over a block are taken in two runs of eight in index order, then the two, so that two threads can share a block.
+#ifndef LLMC_QUANTIZE_H
+#define LLMC_QUANTIZE_H
+
+#include "formats.h"
+#include "rng.h"
+
+#ifdef __CUDACC__
+#define LANES 1
+#define UNROLL _Pragma("unroll")
+#else
+#define LANES 8
+#define UNROLL
+#endif
+#define EACH_LANE(l) for (int l = 0; l < LANES; l++)
+
+typedef float LaneBlock[16][LANES];       // 16 consecutive values of each of LANES blocks
+typedef uint32_t LaneBlockBits[16][LANES];
+
+#define NVFP4_BLOCK 16
+#define ROTATION_MAX 128
+
+// Bound F that the largest block scale is mapped to, and the override o by which amax is multiplied first.
+#define RTN_BOUND 448.0f        // all of E4M3's range
+#define FOUR_SIX_BOUND 256.0f   // room for the second candidate, 1.5 times the first
+#define SR_OVERRIDE 1.0625f     // 17/16: rounding to E4M3 can shrink a scale by 1/17; without it the largest value clips
+#define EDEN_BOUND 256.0f       // room for the correction S
+#define EDEN_OVERRIDE 0.988125f // (17/16) * 0.93: the largest value may clip a little, which lowers the error
+// An amax below this is taken as zero: its reciprocal would leave float32's range.
+#define AMAX_FLOOR 0x1p-100f
+
+// inv maps amax to F; s_t is the tensor scale.
+typedef struct { float inv, st; } TensorScale;
+
+// amax = max |x| of the tensor; A = amax*o; inv = F/A, s_t = A/(6F). amax = 0: inv = 0, s_t = 1.
+HD TensorScale nvfp4_tensor_scale(float amax, float override_, float bound) {
+    TensorScale t;
+    float A = f32_mul(amax, override_);
+    int zero = !(A >= AMAX_FLOOR);
+    t.inv = zero ? 0.0f : f32_div(bound, A);
+    t.st = zero ? 1.0f : f32_div(A, f32_mul(6.0f, bound));
+    return t;
+}
+
+// Largest magnitude of each block. A NaN is skipped: non-finite input is the caller's to flag.
+HD void block_amax(LaneBlock x, float amax[LANES]) {
+    EACH_LANE(l) amax[l] = 0.0f;
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) amax[l] = f32_max(f32_abs(x[i][l]), amax[l]);
+}
+// E4M3 code of a block scale t = (block_amax*o)*inv: at least 2^-9 for a block that is not all zero.
+HD uint32_t nvfp4_block_scale(float block_amax, float t) {
+    return block_amax > 0.0f ? u32_max(e4m3_encode(t), 1u) : 0u;
+}
+// 1/d, d = s_b*s_t the block's decode step; 0 where s_b is 0.
+HD float nvfp4_inverse_step(float d) { return d > 0.0f ? f32_div(1.0f, d) : 0.0f; }
+
+// Round to nearest. amax: of each block, or of its 16x16 tile.
+HD void nvfp4_rtn_block(LaneBlock x, float amax[LANES], TensorScale ts, LaneBlock q, uint32_t sb[LANES]) {
+    float e[LANES];
+    EACH_LANE(l) {
+        sb[l] = nvfp4_block_scale(amax[l], f32_mul(amax[l], ts.inv));
+        e[l] = nvfp4_inverse_step(f32_mul(e4m3_decode(sb[l]), ts.st));
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = e2m1_round(f32_mul(x[i][l], e[l]));
+}
+
+// Four-over-six (arXiv 2512.02010): the block's largest value goes to 6 or, by the second candidate, to 4; the candidate
+// of the strictly smaller squared error (original domain) wins. Candidate 0: t = amax*inv, candidate 1: 1.5 t.
+// four_six_try rounds with one candidate and returns its error, so that a 16x16 tile can add up its 16 rows' errors first.
+HD uint32_t four_six_scale(float amax, TensorScale ts, int candidate) {
+    float t = f32_mul(amax, ts.inv);
+    return nvfp4_block_scale(amax, candidate ? f32_mul(t, 1.5f) : t);
+}
+// error[2]: the sums of the first and second eight, so that the caller adds them in the shared order.
+HD void four_six_try(LaneBlock x, uint32_t sb[LANES], TensorScale ts, LaneBlock q, float error[2][LANES]) {
+    float d[LANES], e[LANES];
+    EACH_LANE(l) {
+        d[l] = f32_mul(e4m3_decode(sb[l]), ts.st);
+        e[l] = nvfp4_inverse_step(d[l]);
+        error[0][l] = error[1][l] = 0.0f;
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+        q[i][l] = e2m1_round(f32_mul(x[i][l], e[l]));
+        float r = f32_sub(x[i][l], f32_mul(q[i][l], d[l]));
+        error[i / 8][l] = f32_add(error[i / 8][l], f32_mul(r, r));
+    }
+}
+HD void four_six_block(LaneBlock x, float amax[LANES], TensorScale ts, LaneBlock q, uint32_t sb[LANES]) {
+    LaneBlock q4;
+    uint32_t s4[LANES], four[LANES];
+    float error6[2][LANES], error4[2][LANES];
+    EACH_LANE(l) { sb[l] = four_six_scale(amax[l], ts, 0); s4[l] = four_six_scale(amax[l], ts, 1); }
+    four_six_try(x, sb, ts, q, error6);
+    four_six_try(x, s4, ts, q4, error4);
+    EACH_LANE(l) {
+        four[l] = f32_add(error4[0][l], error4[1][l]) < f32_add(error6[0][l], error6[1][l]);
+        sb[l] = four[l] ? s4[l] : sb[l];
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = four[l] ? q4[i][l] : q[i][l];
+}
+
+// Stochastic rounding; u: one random word a value.
+HD void nvfp4_sr_block(LaneBlock x, float amax[LANES], TensorScale ts, LaneBlockBits u, LaneBlock q, uint32_t sb[LANES]) {
+    float e[LANES];
+    EACH_LANE(l) {
+        sb[l] = nvfp4_block_scale(amax[l], f32_mul(f32_mul(amax[l], SR_OVERRIDE), ts.inv));
+        e[l] = nvfp4_inverse_step(f32_mul(e4m3_decode(sb[l]), ts.st));
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l)
+        q[i][l] = e2m1_decode(e2m1_encode_sr(f32_mul(x[i][l], e[l]), u[i][l]));
+}
+
+// MS-EDEN (Quartet II, arXiv 2601.22813, section on MS-EDEN) on rotated values y: nearest codes, then the block scale times
+// S = <y,y>/<y,q*d>, stochastically rounded with one word u a block. Unbiased over rotations and u.
+HD void ms_eden_block(LaneBlock y, float amax[LANES], TensorScale ts, uint32_t u[LANES], LaneBlock q, uint32_t sb[LANES]) {
+    float s[LANES], d[LANES], e[LANES], yy[2][LANES], yq[2][LANES];
+    EACH_LANE(l) {
+        s[l] = e4m3_decode(nvfp4_block_scale(amax[l], f32_mul(f32_mul(amax[l], EDEN_OVERRIDE), ts.inv)));
+        d[l] = f32_mul(s[l], ts.st);
+        e[l] = nvfp4_inverse_step(d[l]);
+        yy[0][l] = yy[1][l] = yq[0][l] = yq[1][l] = 0.0f;
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+        q[i][l] = e2m1_round(f32_mul(y[i][l], e[l]));
+        yy[i / 8][l] = f32_add(yy[i / 8][l], f32_mul(y[i][l], y[i][l]));
+        yq[i / 8][l] = f32_add(yq[i / 8][l], f32_mul(y[i][l], f32_mul(q[i][l], d[l])));
+    }
+    EACH_LANE(l) {
+        float N = f32_add(yy[0][l], yy[1][l]), D = f32_add(yq[0][l], yq[1][l]);
+        float S = D > 0.0f ? f32_div(N, D > 0.0f ? D : 1.0f) : 1.0f;
+        sb[l] = e4m3_encode_sr(f32_mul(s[l], S), u[l]);
+    }
+}
+
+// MS-EDEN with the range aligned after the fact: one pass over y, for which no tensor amax is needed.
+// Pass 1, a block: m = amax/6 with its mantissa cut to 4 explicit bits, v = y/m (at most 6.375, which still rounds to 6),
+// q nearest, S = <v,v>/<v,q>, and c = m*S in BF16 is kept beside the codes. In units of m the sums neither overflow nor
+// underflow, whatever the gradient's size.
+// Pass 2, a tensor: s_t = the power of two at or above max(c)/256; a block: s_b = stochastic E4M3(c/s_t). Since s_t is a
+// power of two, s_b*s_t does not depend on it while c/s_t >= 2^-6: a one-pass kernel may emit
+// q*ms_eden_posthoc_extended(c, u) at once and mend only the blocks whose scale turns out subnormal.
+HD void ms_eden_posthoc_block(LaneBlock y, float amax[LANES], LaneBlock q, float c[LANES]) {
+    float m[LANES], e[LANES], vv[2][LANES], vq[2][LANES];
+    EACH_LANE(l) {
+        float cut = f32_from_bits(f32_bits(f32_mul(amax[l], 1.0f / 6.0f)) & 0xFFF80000u);
+        m[l] = cut >= AMAX_FLOOR ? cut : 0.0f;
+        e[l] = nvfp4_inverse_step(m[l]);
+        vv[0][l] = vv[1][l] = vq[0][l] = vq[1][l] = 0.0f;
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+        float v = f32_mul(y[i][l], e[l]);
+        q[i][l] = e2m1_round(v);
+        vv[i / 8][l] = f32_add(vv[i / 8][l], f32_mul(v, v));
+        vq[i / 8][l] = f32_add(vq[i / 8][l], f32_mul(v, q[i][l]));
+    }
+    EACH_LANE(l) {
+        float D = f32_add(vq[0][l], vq[1][l]);
+        float S = f32_div(f32_add(vv[0][l], vv[1][l]), D > 0.0f ? D : 1.0f);
+        c[l] = bf16_round(f32_mul(m[l], S));
+    }
+}
+// The tensor scale from max c. No block has c: s_t = 1.
+HD float ms_eden_posthoc_tensor_scale(float cmax) {
+    uint32_t u = f32_bits(f32_mul(cmax, 0x1p-8f));
+    float up = f32_from_bits((u + 0x007FFFFFu) & 0x7F800000u);         // c has 8 significant bits: rounds up to 2^k
+    return cmax > 0.0f ? up : 1.0f;
+}
+HD uint32_t ms_eden_posthoc_scale(float c, float st, uint32_t u) { return e4m3_encode_sr(f32_div(c, st), u); }
+// s_b*s_t of a block whose scale is not subnormal: c stochastically rounded to 4 significant bits.
+HD float ms_eden_posthoc_extended(float c, uint32_t u) {
+    uint32_t b = f32_bits(c), lo = b & 0xFFF00000u;
+    uint32_t up = u < ((b & 0x000FFFFFu) << 12) ? 0x00100000u : 0u;
+    return f32_from_bits(lo + up);
+}
+
+// Unnormalised Sylvester Walsh-Hadamard transform of n = 2^k values in place, stages h = 1, 2, 4 ...: (a, b) -> (a+b, a-b).
+HD void hadamard(float *y, int n) {
+    for (int h = 1; h < n; h *= 2)
+        for (int i = 0; i < n; i += 2 * h)
+            for (int j = i; j < i + h; j++) {
+                float a = y[j], b = y[j + h];
+                y[j] = f32_add(a, b); y[j + h] = f32_sub(a, b);
+            }
+}
+// Rotation sign of position i (0..127) of every run: 0x80000000 for minus, to be XORed into a float32.
+HD uint32_t rotation_sign(const uint32_t bits[4], int i) { return ((bits[i >> 5] >> (i & 31)) & 1u) << 31; }
+// The 128 signs of one GEMM of one step, shared by its two operands: bit i set = minus.
+HD void rotation_bits(uint64_t seed, uint32_t step, int layer, int linear, int gemm, uint32_t bits[4]) {
+    Philox4 p = rng_words4(rng_stream(seed, step, rng_address(RNG_SIGNS, layer, linear, gemm, 0, 0)), 0);
+    for (int i = 0; i < 4; i++) bits[i] = p.w[i];
+}
+
+// Offset of the block scale of row r, scale column c (= k/16) in cuBLASLt's 128x4 tiles (VEC16_UE4M3), C = K/16 columns.
+HD int64_t tiled_scale_offset(int64_t r, int64_t c, int64_t C) {
+    return ((r / 128) * ((C + 3) / 4) + c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4;
+}
+
+#endif
