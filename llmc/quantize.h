@@ -200,6 +200,13 @@ HD void rotation_bits(uint64_t seed, uint32_t step, int layer, int linear, int g
     for (int i = 0; i < 4; i++) bits[i] = p.w[i];
 }
 
+// Index of a block's random word in its operand's RNG_SCALE stream. The operand has `rows` rows (outer index) of `blocks`
+// blocks along the inner dimension; micro: the micro-batch of the step (0 for weights). Four neighbouring blocks of a row
+// share one Philox call. Step, layer, linear, gemm, operand and rank (0 for weights) are in the stream's address.
+HD uint64_t block_word_index(int64_t micro, int64_t rows, int64_t blocks, int64_t row, int64_t block) {
+    return (uint64_t)((micro * rows + row) * blocks + block);
+}
+
 // Offset of the block scale of row r, scale column c (= k/16) in cuBLASLt's 128x4 tiles (VEC16_UE4M3), C = K/16 columns.
 HD int64_t tiled_scale_offset(int64_t r, int64_t c, int64_t C) {
     return ((r / 128) * ((C + 3) / 4) + c / 4) * 512 + (r % 32) * 16 + ((r % 128) / 32) * 4 + c % 4;
