@@ -70,7 +70,9 @@ FN void *xcalloc(size_t count, size_t size) {
 }
 FN char *xstrdup(const char *s) {
     size_t n = strlen(s) + 1;
-    return (char *)memcpy(xcalloc(n, 1), s, n);
+    char *copy = (char *)xcalloc(n, 1);
+    memcpy(copy, s, n);
+    return copy;
 }
 // printf into a fresh string, to be freed by the caller.
 PRINTF_LIKE(1, 2)

@@ -51,10 +51,23 @@ HD float f32_sub(float a, float b) { return a - b; }
 HD float f32_div(float a, float b) { return a / b; }
 HD float f32_min(float a, float b) { return a < b ? a : b; }  // a NaN in a gives b, as fminf does
 HD float f32_max(float a, float b) { return a > b ? a : b; }
-HD uint32_t f32_to_u32_ceil(float a) { return (uint32_t)(int64_t)ceilf(a); }
+HD uint32_t f32_to_u32_ceil(float a) {  // 0 <= a < 2^32, in two halves: int32 has vector conversions, uint32 has none
+    int32_t high = (int32_t)(a * 0x1p-16f);
+    return ((uint32_t)high << 16) + (uint32_t)(int32_t)ceilf(a - (float)high * 0x1p16f);
+}
 #endif
 HD float f32_abs(float x) { return f32_from_bits(f32_bits(x) & 0x7FFFFFFFu); }
 HD uint32_t u32_max(uint32_t a, uint32_t b) { return a > b ? a : b; }
+HD uint32_t u32_min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+// |x|, at most limit; a NaN gives limit. Magnitudes are in the order of their bits; on the CPU a float minimum would become
+// a branch and keep the loop out of vector registers.
+HD float f32_abs_min(float x, float limit) {
+#ifdef __CUDA_ARCH__
+    return fminf(fabsf(x), limit);
+#else
+    return f32_from_bits(u32_min(f32_bits(x) & 0x7FFFFFFFu, f32_bits(limit)));
+#endif
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // E2M1 (FP4): magnitudes 0 .5 1 1.5 2 3 4 6 = codes 0..7, sign = bit 3. Two codes a byte, even index in the low nibble.
@@ -67,14 +80,14 @@ HD uint32_t e2m1_exponent(float a) { return u32_max(f32_bits(a) & 0x7F800000u, 0
 // Nearest value of the E2M1 grid, ties to the even code, saturating at 6 (a NaN gives 6: non-finite input is the caller's
 // to flag). Adding 2^(e+22), whose unit in the last place is the grid's step, makes the adder do the rounding.
 HD float e2m1_round(float v) {
-    float a = f32_min(f32_abs(v), E2M1_MAX);
+    float a = f32_abs_min(v, E2M1_MAX);
     float magic = f32_from_bits(e2m1_exponent(a) + (22u << 23));
     float q = f32_sub(f32_add(a, magic), magic);
     return f32_from_bits(f32_bits(q) | (f32_bits(v) & 0x80000000u));
 }
 // The code of e2m1_round(v), 0..15. A negative v that rounds to zero keeps its sign (code 8, equal to code 0).
 HD uint32_t e2m1_encode(float v) {
-    float a = f32_min(f32_abs(v), E2M1_MAX);
+    float a = f32_abs_min(v, E2M1_MAX);
     uint32_t e = e2m1_exponent(a);
     float magic = f32_from_bits(e + (22u << 23));
     uint32_t n = f32_bits(f32_add(a, magic)) - f32_bits(magic);  // |v| in steps, 0..4
@@ -83,7 +96,7 @@ HD uint32_t e2m1_encode(float v) {
 // Stochastic rounding: up in magnitude iff u < frac * 2^32, frac = position between the two neighbours (exact here: the
 // scaling is by powers of two and the subtraction is exact). Saturates at 6. Returns the code, 0..15.
 HD uint32_t e2m1_encode_sr(float v, uint32_t u) {
-    float a = f32_min(f32_abs(v), E2M1_MAX);
+    float a = f32_abs_min(v, E2M1_MAX);
     uint32_t e = e2m1_exponent(a);
     float s = f32_mul(a, f32_from_bits((255u << 23) - e));           // |v| in steps: a * 2^(1-e)
     uint32_t n = (uint32_t)(int32_t)s;
@@ -110,7 +123,7 @@ HD uint32_t e4m3_exponent(float a) { return u32_max(f32_bits(a) & 0x7F800000u, 1
 
 // Nearest, ties to even, saturating at 448. a >= 0 (the sign is ignored). Returns the code, 0..126.
 HD uint32_t e4m3_encode(float v) {
-    float a = f32_min(f32_abs(v), E4M3_MAX);
+    float a = f32_abs_min(v, E4M3_MAX);
     uint32_t e = e4m3_exponent(a);
     float magic = f32_from_bits(e + (20u << 23));
     uint32_t n = f32_bits(f32_add(a, magic)) - f32_bits(magic);  // in steps, 0..16
@@ -118,7 +131,7 @@ HD uint32_t e4m3_encode(float v) {
 }
 // Stochastic between the two neighbours; from 448 never upward.
 HD uint32_t e4m3_encode_sr(float v, uint32_t u) {
-    float a = f32_min(f32_abs(v), E4M3_MAX);
+    float a = f32_abs_min(v, E4M3_MAX);
     uint32_t e = e4m3_exponent(a);
     float s = f32_mul(a, f32_from_bits((257u << 23) - e));             // a * 2^(3-e): in steps
     uint32_t n = (uint32_t)(int32_t)s;

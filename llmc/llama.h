@@ -132,6 +132,15 @@ FN double llama_flops_per_token(const LlamaConfig *c, const ParamTable *t) {
 // The backend's interface. A backend (cpu/backend.h, cuda/backend.cuh) defines struct Llama and these functions; the trainer
 // and the tests know nothing else of it. B: sequences a micro-batch, T: tokens a sequence.
 
+// What backward makes again instead of keeping it, on the GPU. NVFP4 recipes keep the linears' inputs in 4.5 bits whatever
+// this says, so RECOMPUTE_NONE, _NORM and _MLP are the same to them.
+enum Recompute {
+    RECOMPUTE_NORM,                // the norms' outputs (costs next to nothing: the default)
+    RECOMPUTE_NONE,                // nothing
+    RECOMPUTE_MLP,                 // the norms' and SwiGLU's outputs
+    RECOMPUTE_BLOCK                // everything but the residual stream that enters a layer: a second forward
+};
+
 typedef struct {
     LlamaConfig config;
     const Recipe *recipe;
@@ -140,6 +149,7 @@ typedef struct {
     int master_fp32;               // master weights in float32 instead of BF16 with stochastic rounding
     uint64_t seed;
     int rank;                      // address of this rank's noise, 0 in a single process
+    int recompute;                 // enum Recompute; the CPU backend keeps everything and takes only RECOMPUTE_NORM and _NONE
 } LlamaOptions;
 
 typedef struct {
@@ -184,18 +194,21 @@ FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float 
 FN const char *llama_device_name(const Llama *m);
 FN double llama_peak_flops(const Llama *m);        // dense BF16 FLOP/s of the device, 0: not known
 
-// Initial value of element i of tensor number `index` of the table: Box-Muller on two Philox words, computed on the host in
-// float64 so that every backend starts from the same bits.
-FN void param_initial_values(const Param *p, int index, uint64_t seed, float *values) {
+// Initial values of elements first .. first+count-1 (first a multiple of 4) of tensor number `index` of the table: Box-Muller on two
+// Philox words, computed on the host in float64 so that every backend starts from the same bits.
+FN void param_initial_run(const Param *p, int index, uint64_t seed, int64_t first, int64_t count, float *values) {
     RngStream s = rng_stream(seed, (uint32_t)index, rng_address(RNG_INIT, 0, 0, 0, 0, 0));
-    for (int64_t i = 0; i < p->count; i += 4) {
-        Philox4 w = rng_words4(s, (uint64_t)i / 4);
-        for (int64_t j = i; j < i + 4 && j < p->count; j++) {
+    for (int64_t i = 0; i < count; i += 4) {
+        Philox4 w = rng_words4(s, (uint64_t)(first + i) / 4);
+        for (int64_t j = i; j < i + 4 && j < count; j++) {
             int pair = (int)(j - i) / 2 * 2;
             double r = sqrt(-2.0 * log((double)rng_uniform(w.w[pair]))), a = 6.283185307179586 * (w.w[pair + 1] * 0x1p-32);
             values[j] = p->init_std > 0 ? (float)(p->init_std * r * ((j - i) % 2 ? sin(a) : cos(a))) : 1.0f;
         }
     }
+}
+FN void param_initial_values(const Param *p, int index, uint64_t seed, float *values) {
+    param_initial_run(p, index, seed, 0, p->count, values);
 }
 
 #endif

@@ -17,12 +17,20 @@
 
 #ifdef __CUDACC__
 #define LANES 1
-#define UNROLL _Pragma("unroll")
 #else
 #define LANES 8
+#endif
+#ifdef __CUDA_ARCH__
+#define UNROLL _Pragma("unroll")  // arrays of a block live in registers only if every index is a constant
+#else
 #define UNROLL
 #endif
+// The lanes become one vector instruction. Without the pragma gcc unrolls the loop first and then fails to see the vector.
+#if defined(_OPENMP) && !defined(__CUDACC__)
+#define EACH_LANE(l) _Pragma("omp simd") for (int l = 0; l < LANES; l++)
+#else
 #define EACH_LANE(l) for (int l = 0; l < LANES; l++)
+#endif
 
 typedef float LaneBlock[16][LANES];       // 16 consecutive values of each of LANES blocks
 typedef uint32_t LaneBlockBits[16][LANES];

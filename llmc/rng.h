@@ -17,20 +17,25 @@ HD uint32_t u32_mulhi(uint32_t a, uint32_t b) {
 #endif
 }
 
+#define PHILOX_KEY0 0x9E3779B9u  // what a round adds to the two key words
+#define PHILOX_KEY1 0xBB67AE85u
+HD void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0, uint32_t k1) {
+    uint32_t h0 = u32_mulhi(0xD2511F53u, *c0), l0 = 0xD2511F53u * *c0;
+    uint32_t h1 = u32_mulhi(0xCD9E8D57u, *c2), l1 = 0xCD9E8D57u * *c2;
+    *c0 = h1 ^ *c1 ^ k0; *c1 = l1; *c2 = h0 ^ *c3 ^ k1; *c3 = l0;
+}
 // counter (c0..c3), key (k0, k1) -> four independent 32-bit words.
 HD Philox4 philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+    Philox4 c;
+    c.w[0] = c0; c.w[1] = c1; c.w[2] = c2; c.w[3] = c3;
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
     for (int round = 0; round < 10; round++) {
-        uint32_t h0 = u32_mulhi(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
-        uint32_t h1 = u32_mulhi(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
-        c0 = h1 ^ c1 ^ k0; c1 = l1; c2 = h0 ^ c3 ^ k1; c3 = l0;
-        k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+        philox_round(&c.w[0], &c.w[1], &c.w[2], &c.w[3], k0, k1);
+        k0 += PHILOX_KEY0; k1 += PHILOX_KEY1;
     }
-    Philox4 out;
-    out.w[0] = c0; out.w[1] = c1; out.w[2] = c2; out.w[3] = c3;
-    return out;
+    return c;
 }
 
 // What a random stream is for. Part of the address, so streams of different purposes never meet.
