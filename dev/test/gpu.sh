@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Everything that needs a card: builds, then runs the ladders' checks, the whole-model and linear-layer tests, repeatability, the training
+# curve against the CPU's, bad input, and compute-sanitizer. Prints what failed, and last "N passed, N failed".
+#   dev/test/gpu.sh            all of it: under 6 minutes on one H200 with 16 cores
+#   dev/test/gpu.sh --no-sanitizer | --no-curve    without that part
+set -u
+cd "$(dirname "$0")/../.."
+sanitizer=1; curve=1
+for a in "$@"; do
+    case $a in --no-sanitizer) sanitizer=0 ;; --no-curve) curve=0 ;; *) echo "usage: dev/test/gpu.sh [--no-sanitizer] [--no-curve]" >&2; exit 2 ;; esac
+done
+tmp=$(mktemp -d); trap 'rm -rf "$tmp"' EXIT
+log=$tmp/log
+passed=0; failed=0; started=$SECONDS
+
+result() { # NAME PASSED FAILED : one line, and the log's end when something failed
+    passed=$((passed + $2)); failed=$((failed + $3))
+    printf '%-44s %4d passed, %d failed  (%d s)\n' "$1" "$2" "$3" "$seconds"
+    [ "$3" = 0 ] || { grep -nE 'FAILED|error|ERROR|=========' "$log" | head -20; tail -15 "$log"; } | sed 's/^/    /'
+}
+timed() { local t=$SECONDS; "$@" >"$log" 2>&1; rc=$?; seconds=$((SECONDS - t)); }
+# suite NAME COMMAND... : a program whose last words are "N passed, N failed"
+suite() {
+    local name=$1 p f; shift
+    timed "$@"
+    if grep -qE '^[0-9]+ passed, [0-9]+ failed' "$log"; then
+        read -r p f < <(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -1 | sed -E 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/')
+    else p=0; f=1; fi
+    [ "$rc" = 0 ] || [ "$f" -gt 0 ] || f=1                 # died after its checks
+    [ $((p + f)) -gt 0 ] || f=1                            # checked nothing
+    result "$name" "$p" "$f"
+}
+# one NAME COMMAND... : a single check, by exit status
+one() { local name=$1; shift; timed "$@"; if [ "$rc" = 0 ]; then result "$name" 1 0; else result "$name" 0 1; fi; }
+
+command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+date -u +%Y-%m-%d
+ladders=(); for f in dev/cuda/*.cu; do b=${f##*/}; ladders+=("build/cuda/${b%.cu}"); done
+one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build/test_linear_gpu build/test_backend_gpu "${ladders[@]}"
+
+# Training on this repository's own text: bytes, the preset tiny.
+text=(llmc/*.h llmc/cpu/*.h llmc/cuda/*.cuh dev/test/*.c data/*.py)
+train() { # PROGRAM RECIPE OUT EXTRA...
+    local program=$1 recipe=$2 out=$3; shift 3
+    "$program" --model tiny --recipe "$recipe" --train-data "$tmp/data/train_*.bin" --batch 16 --out "$out" --eval-every 0 --sample-every 0 --save-every 0 --log-every 1 "$@"
+}
+losses() { sed -nE 's/.*"step": ?([0-9]+),.*"loss": ?([0-9.eE+-]+).*/\1 \2/p' "$1/log.jsonl"; }
+same_losses() { losses "$1" >"$tmp/a"; losses "$2" >"$tmp/b"; [ -s "$tmp/a" ] && cmp "$tmp/a" "$tmp/b"; }
+# Every loss of 200 steps within 0.5 % of the CPU's.
+near_losses() {
+    losses "$1" >"$tmp/a"; losses "$2" >"$tmp/b"
+    paste -d' ' "$tmp/a" "$tmp/b" | awk '{ r = $2 / $4 - 1; if (r < 0) r = -r; if (r > most) { most = r; at = $1 } n++ }
+        END { printf "%d steps; largest difference %.4f %% (step %d)\n", n, 100 * most, at; exit !(n == 200 && most <= 0.005) }'
+}
+# The CPU's curves are computed beside everything below.
+one "data" python3 data/prepare.py --tokenizer bytes --text "${text[@]}" --out "$tmp/data"
+recipes=(bf16 quartet2); jobs_cpu=()
+if [ $curve = 1 ]; then
+    for recipe in "${recipes[@]}"; do
+        OMP_NUM_THREADS=$(((($(nproc) - 2) / 2 > 1) ? ($(nproc) - 2) / 2 : 1)) train ./train_gpt_nvfp4_cpu "$recipe" "$tmp/cpu-$recipe" --steps 200 >"$tmp/cpu-$recipe.log" 2>&1 &
+        jobs_cpu+=($!)
+    done
+fi
+
+for l in "${ladders[@]}"; do suite "${l##*/} --quick" "$l" --quick; done
+suite "test_gpt2" build/test_gpt2
+suite "test_linear_gpu" build/test_linear_gpu
+suite "test_backend_gpu" build/test_backend_gpu
+
+for recipe in "${recipes[@]}"; do
+    one "train $recipe, 200 steps" train ./train_gpt_nvfp4 "$recipe" "$tmp/gpu-$recipe" --steps 200
+    one "train $recipe again" train ./train_gpt_nvfp4 "$recipe" "$tmp/gpu2-$recipe" --steps 200
+    one "$recipe: two runs, the same losses" same_losses "$tmp/gpu-$recipe" "$tmp/gpu2-$recipe"
+done
+
+# Bad input: one line on standard error that names the matter, exit status 1.
+refuses() { # PATTERN COMMAND... (0 when refused as it should be)
+    local pattern=$1 rc; shift
+    "$@" >/dev/null 2>"$tmp/err"; rc=$?
+    cat "$tmp/err"
+    [ $rc = 1 ] && [ "$(grep -c . "$tmp/err")" = 1 ] && grep -qE "$pattern" "$tmp/err"
+}
+no_gpu() { CUDA_VISIBLE_DEVICES= train ./train_gpt_nvfp4 bf16 "$tmp/none" --steps 1; }
+too_large() { train ./train_gpt_nvfp4 bf16 "$tmp/none" --steps 1 --model 1.9B --batch 64 --seq 2048 --total-batch 0; }
+one "no GPU is an error of one line" refuses "no NVIDIA GPU" no_gpu
+one "too large for the card: by how much, what helps" refuses "too little.*--recompute block.*--batch" too_large
+
+# compute-sanitizer, several programs at a time.
+sanitize() { # TOOL PROGRAM : leaves a log and an exit status
+    local quick=(); [[ $2 = build/cuda/* ]] && quick=(--quick)
+    timeout 120 "$check" --tool "$1" --error-exitcode 9 --print-limit 3 "$2" ${quick[@]+"${quick[@]}"} >"$tmp/$1-${2##*/}.log" 2>&1
+    echo $? >"$tmp/$1-${2##*/}.rc"
+}
+if [ $sanitizer = 1 ]; then
+    check=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer 2>/dev/null || true)
+    programs=(build/test_gpt2 build/test_linear_gpu "${ladders[@]}"); at_once=$(($(nproc) / 2 > 2 ? $(nproc) / 2 : 2))
+    began=$SECONDS; running=()
+    for tool in memcheck racecheck initcheck; do
+        for p in "${programs[@]}"; do
+            [ -n "$check" ] || continue
+            sanitize "$tool" "$p" & running+=($!)
+            if [ ${#running[@]} -ge "$at_once" ]; then wait "${running[0]}"; running=("${running[@]:1}"); fi
+        done
+    done
+    [ ${#running[@]} = 0 ] || wait "${running[@]}"
+    seconds=$((SECONDS - began))
+    for tool in memcheck racecheck initcheck; do
+        for p in "${programs[@]}"; do
+            log=$tmp/$tool-${p##*/}.log
+            [ -n "$check" ] || echo "compute-sanitizer was not found; it comes with the CUDA toolkit" >"$log"
+            if [ "$(cat "$tmp/$tool-${p##*/}.rc" 2>/dev/null)" = 0 ]; then result "$tool ${p##*/}" 1 0; else result "$tool ${p##*/}" 0 1; fi
+        done
+    done
+fi
+
+if [ $curve = 1 ]; then
+    wait "${jobs_cpu[@]}"
+    for recipe in "${recipes[@]}"; do
+        log=$tmp/near-$recipe
+        one "$recipe: 200 steps within 0.5 % of the CPU" near_losses "$tmp/gpu-$recipe" "$tmp/cpu-$recipe"
+        sed 's/^/    /' "$log"
+        [ "$rc" = 0 ] || tail -3 "$tmp/cpu-$recipe.log"
+    done
+fi
+echo "test-gpu took $((SECONDS - started)) s"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

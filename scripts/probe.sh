@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Finds the compilers and libraries by compiling and linking a few lines with each, and writes what it found for make.
+#   scripts/probe.sh OUT.mk        prints one line a dependency: what was found, or what its absence turns off
+# A library that stands elsewhere is named by CUDA_HOME, NCCL_HOME, MPI_HOME, CUDNN_HOME, CJSON_HOME, OPENBLAS_HOME.
+# Minimum versions: gcc 10 (or clang 12), cJSON 1.7.14, OpenBLAS 0.3.13, cmocka 1.1.5, CUDA 12.8, cuDNN 9.5, NCCL 2.18, OpenMPI 4.1.
+set -u
+out=${1:?the makefile fragment to write}
+mkdir -p "$(dirname "$out")"
+tmp=$(mktemp -d); trap 'rm -rf "$tmp"' EXIT
+cc=${CC:-cc}
+missing=0
+mk=$tmp/config.mk; : >"$mk"
+
+say() { printf '  %-10s %s\n' "$1" "$2"; }
+put() { printf '%s := %s\n' "$1" "$2" >>"$mk"; }
+# links FLAGS... : does the C program on standard input compile and link with these flags?
+links() { cat >"$tmp/t.c"; "$cc" -std=c11 -D_GNU_SOURCE "$tmp/t.c" -o "$tmp/t" "$@" >"$tmp/log" 2>&1; }
+# home VAR : compiler and linker flags for a library under $VAR, one per line (paths may hold spaces)
+home_flags() { local h=$1; printf '%s\n' "-I$h/include" "-L$h/lib" "-L$h/lib64" "-L$h/lib/$(uname -m)-linux-gnu" "-Wl,-rpath,$h/lib" "-Wl,-rpath,$h/lib/$(uname -m)-linux-gnu"; }
+quoted() { local s=; for f in "$@"; do s+=" '$f'"; done; printf '%s' "${s# }"; }
+
+echo "looking for compilers and libraries:"
+echo 'int main(void){return 0;}' | links || { echo "error: the C compiler '$cc' does not work; install one (Debian: apt install build-essential)"; cat "$tmp/log"; exit 1; }
+say compiler "$("$cc" --version | head -1)"
+put CC "$cc"
+native=; echo 'int main(void){return 0;}' | links -march=native && native=-march=native
+put NATIVE "$native"
+if printf '#include <omp.h>\nint main(void){return omp_get_max_threads()<1;}' | links -fopenmp; then put OPENMP -fopenmp; say OpenMP "yes"
+else put OPENMP ""; say OpenMP "no: loops run on one core"; fi
+
+# try_library NAME MK-PREFIX HOME-VALUE PKG-CONFIG-NAME DEFAULT-LIBS : leaves flags in $found
+try_library() {
+    local source=$1 home=$2 pkg=$3 libs=$4; shift 4
+    printf '%s' "$source" >"$tmp/probe_source.c"
+    local -a flags=()
+    if [ -n "$home" ]; then
+        mapfile -t flags < <(home_flags "$home"); flags+=($libs)
+        links "${flags[@]}" <"$tmp/probe_source.c" && { found=$(quoted "${flags[@]}"); return 0; }
+        echo "error: $home was named for $pkg but a program does not link with it:"; tail -3 "$tmp/log"; exit 1
+    fi
+    if command -v pkg-config >/dev/null && pkg-config --exists "$pkg" 2>/dev/null; then
+        read -r -a flags <<<"$(pkg-config --cflags --libs "$pkg")"
+        links "${flags[@]}" <"$tmp/probe_source.c" && { found="${flags[*]}"; return 0; }
+    fi
+    links $libs <"$tmp/probe_source.c" && { found=$libs; return 0; }
+    found=; return 1
+}
+version_of() { command -v pkg-config >/dev/null && pkg-config --modversion "$1" 2>/dev/null; }
+
+cjson_source='#if __has_include(<cjson/cJSON.h>)
+#include <cjson/cJSON.h>
+#else
+#include <cJSON.h>
+#endif
+int main(void){cJSON *j=cJSON_Parse("{}"); cJSON_Delete(j); return j==0;}'
+if try_library "$cjson_source" "${CJSON_HOME:-}" libcjson -lcjson; then put CJSON_FLAGS "$found"; say cJSON "yes $(version_of libcjson)"
+else say cJSON "NO: required; install it (Debian: apt install libcjson-dev) or set CJSON_HOME"; missing=1; put CJSON_FLAGS ""; fi
+
+if try_library '#include <cblas.h>
+int main(void){float a=1,c; cblas_sgemm(CblasRowMajor,CblasNoTrans,CblasNoTrans,1,1,1,1,&a,1,&a,1,0,&c,1); return c!=1;}' "${OPENBLAS_HOME:-}" openblas -lopenblas; then
+    put OPENBLAS_FLAGS "$found"; say OpenBLAS "yes $(version_of openblas)"
+else put OPENBLAS_FLAGS "-DNO_OPENBLAS"; say OpenBLAS "no: the CPU program multiplies matrices with its own slower loop (Debian: apt install libopenblas-dev)"; fi
+
+if try_library '#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+int main(void){return 0;}' "" cmocka -lcmocka; then put CMOCKA_FLAGS "$found"; say cmocka "yes $(version_of cmocka)"
+else put CMOCKA_FLAGS ""; say cmocka "no: make test is off (Debian: apt install libcmocka-dev)"; fi
+
+mpicc=${MPI_HOME:+$MPI_HOME/bin/}mpicc
+if command -v "$mpicc" >/dev/null && printf '#include <mpi.h>\nint main(int c,char**v){MPI_Init(&c,&v);return MPI_Finalize();}' >"$tmp/mpi.c" && "$mpicc" "$tmp/mpi.c" -o "$tmp/mpi" >"$tmp/log" 2>&1
+then say MPI "yes (the present trainer runs as one process)"
+else say MPI "no (the present trainer runs as one process)"; fi
+
+nvcc=; for n in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" nvcc /usr/local/cuda/bin/nvcc; do [ -n "$n" ] && command -v "$n" >/dev/null && { nvcc=$(command -v "$n"); break; }; done
+cuda_links() { cat >"$tmp/t.cu"; "$nvcc" -std=c++17 "$tmp/t.cu" -o "$tmp/tcu" "$@" >"$tmp/log" 2>&1; }
+if [ -z "$nvcc" ]; then say CUDA "no nvcc: only the CPU program is built (set CUDA_HOME if the toolkit stands elsewhere)"
+elif ! printf '#include <cublasLt.h>\n__global__ void k(){} int main(){cublasLtHandle_t h; k<<<1,1>>>(); return cublasLtCreate(&h);}' | cuda_links -lcublasLt; then
+    say CUDA "nvcc found but a program with cuBLASLt does not build: $(grep -m1 -iE 'error|cannot|unsupported' "$tmp/log" | cut -c1-160)"; nvcc=
+else
+    say CUDA "yes $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') ($nvcc)"
+    gencodes=
+    if [ -n "${GPU_ARCHS:-}" ]; then archs=$GPU_ARCHS; why="GPU_ARCHS"
+    else
+        capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d '. ')
+        case "$capability" in 90|10[0-9]|12[0-9]) archs=sm_${capability}a; why="this machine's card" ;; [89][0-9]) archs=sm_$capability; why="this machine's card" ;; *) archs="sm_80 sm_90a sm_100a sm_120a"; why="no card here: all" ;; esac
+    fi
+    for a in $archs; do gencodes+=" -gencode arch=compute_${a#sm_},code=$a"; done
+    put GENCODES "$gencodes"; say "GPU archs" "$archs ($why; GPU_ARCHS=\"sm_90a ...\" chooses)"
+    cudnn=()
+    if [ -n "${CUDNN_HOME:-}" ]; then cudnn=(-I"$CUDNN_HOME/include" -L"$CUDNN_HOME/lib" -L"$CUDNN_HOME/lib64" -Xlinker -rpath="$CUDNN_HOME/lib"); fi
+    lib=-lcudnn; [ -n "${CUDNN_HOME:-}" ] && [ ! -e "$CUDNN_HOME/lib/libcudnn.so" ] && [ -e "$CUDNN_HOME/lib/libcudnn.so.9" ] && lib=-l:libcudnn.so.9
+    if printf '#include <cudnn.h>\nint main(){cudnnBackendDescriptor_t d; return cudnnBackendCreateDescriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,&d);}' | cuda_links "${cudnn[@]}" $lib; then
+        put CUDNN_FLAGS "-DUSE_CUDNN $(quoted ${cudnn[@]+"${cudnn[@]}"}) $lib"; say cuDNN "yes"
+    else put CUDNN_FLAGS ""; say cuDNN "no: attention uses the program's own kernel (set CUDNN_HOME if it stands elsewhere)"; fi
+fi
+put NVCC "$nvcc"
+if [ $missing = 1 ]; then echo "error: a required library is missing (above)"; exit 1; fi
+mv "$mk" "$out"
