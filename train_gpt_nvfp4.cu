@@ -82,6 +82,7 @@ static Llama *model_create(const RunConfig *c) {
     o.batch = (int)c->batch;
     o.micro_batches = config_micro_batches(c, 1);
     o.master_fp32 = (int)c->master_fp32;
+    o.recompute = (int)c->recompute;
     o.seed = (uint64_t)c->seed;
     plan_print(&o);
     return llama_create(&o);

@@ -15,14 +15,6 @@ typedef struct {
     float inv_bias1, inv_bias2;          // 1 / (1 - beta^t), t = step + 1
 } AdamWScalars;
 
-HD float f32_sqrt(float x) {
-#ifdef __CUDA_ARCH__
-    return __fsqrt_rn(x);
-#else
-    return sqrtf(x);
-#endif
-}
-
 // step counts from 0.
 FN AdamWScalars adamw_scalars(float lr, float beta1, float beta2, float eps, float weight_decay, int64_t step) {
     AdamWScalars k;

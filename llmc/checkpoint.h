@@ -221,7 +221,7 @@ FN CheckpointList checkpoint_list(const char *out) {
     int room = 0;
     DIR *d = opendir(out);
     list.steps = NULL; list.count = 0;
-    if (!d && errno != ENOENT) fatal("%s: cannot open the folder: %s", out, strerror(errno));
+    if (!d && errno != ENOENT) fatal("%s: cannot open the folder: %s; use another --out", out, strerror(errno));
     for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
         char name[64];
         long long step = -1;
@@ -410,10 +410,10 @@ FN void checkpoint_compare_run(const char *path, const cJSON *trainer, const Run
     if (then->data_fingerprint != fingerprint)
         fatal("--resume %s: the training data is not what the run was begun with (fingerprint %016llx there, %016llx here); give the same --train-data",
               path, (unsigned long long)then->data_fingerprint, (unsigned long long)fingerprint);
-    checkpoint_compare(path, was, options, free_, (int)(sizeof free_ / sizeof free_[0]), 0);
     if (then->step > c->steps)
         fatal("--resume %s: it is after step %lld, but the run is of %lld steps; raise --steps",
               path, (long long)then->step, (long long)c->steps);
+    checkpoint_compare(path, was, options, free_, (int)(sizeof free_ / sizeof free_[0]), 0);
     cJSON_Delete(options);
     cJSON_Delete(model);
 }

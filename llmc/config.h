@@ -22,6 +22,7 @@ typedef struct RunConfig {
     int64_t tied;                    // 1: lm_head is the embedding
     char recipe[OPTION_TEXT];        // a row of recipe.h
     int64_t master_fp32;             // master weights in float32, not in BF16 with stochastic rounding
+    int64_t recompute;               // enum Recompute of llama.h, in its order
     // data
     char train_data[OPTION_TEXT], val_data[OPTION_TEXT];  // file name patterns; val_data "": no evaluation
     int64_t batch, seq;              // a micro-batch is (batch, seq) tokens
@@ -53,6 +54,7 @@ static const Option CONFIG_TABLE[] = {
     {"Model", "model", OPTION_STRING, FIELD(model), "tiny", 0, 0, NULL, "NAME|FILE", "tiny 30M 50M 100M 200M 560M 1.9B, or a JSON file (own keys or Hugging Face's)"},
     {"Model", "tied", OPTION_BOOL, FIELD(tied), NULL, 0, 0, NULL, NULL, "lm_head is the embedding [the model's]"},
     {"Model", "recipe", OPTION_STRING, FIELD(recipe), "quartet2", 0, 0, NULL, "NAME", "how linear layers compute; listed below"},
+    {"Model", "recompute", OPTION_CHOICE, FIELD(recompute), "norm", 0, 0, "norm|none|mlp|block", NULL, "GPU: what backward makes again to save memory"},
     {"Model", "master-weights", OPTION_CHOICE, FIELD(master_fp32), "bf16", 0, 0, "bf16|fp32", NULL, "bf16: stochastic rounding in AdamW"},
     {"Data", "train-data", OPTION_STRING, FIELD(train_data), "", 0, 0, NULL, "PATTERN", "token shards to train on, e.g. 'data/*/train_*.bin' (needed)"},
     {"Data", "val-data", OPTION_STRING, FIELD(val_data), "", 0, 0, NULL, "PATTERN", "token shards to evaluate on [none]"},

@@ -153,9 +153,9 @@ FN void dataloader_open(DataLoader *d, const char *pattern, int seq, int vocab, 
     d->seq = seq; d->vocab = vocab; d->seed = seed; d->shuffle = shuffle;
     glob_t found;
     const int rc = glob(pattern, GLOB_ERR, NULL, &found);
-    if (rc == GLOB_NOMATCH)
+    if (rc == GLOB_NOMATCH || (rc == GLOB_ABORTED && errno == ENOENT))  // the latter: its folder is not there
         fatal("%s: no file matches; make shards with data/prepare.py, or put the pattern in quotes", pattern);
-    if (rc != 0) fatal("%s: cannot look for files: %s", pattern, rc == GLOB_NOSPACE ? "out of memory" : strerror(errno));
+    if (rc != 0) fatal("%s: cannot look for files: %s; check --train-data and --val-data", pattern, rc == GLOB_NOSPACE ? "out of memory" : strerror(errno));
     d->num_shards = (int)found.gl_pathc;
     d->shards = (DataShard *)xcalloc(found.gl_pathc, sizeof(DataShard));
     for (int i = 0; i < d->num_shards; i++) {

@@ -1,4 +1,4 @@
-// formats.h: the number formats (E2M1, E4M3, E8M0, BF16) and how values are rounded to them.
+// formats.h: the number formats (E2M1, E4M3, E5M2, E8M0, BF16) and how values are rounded to them.
 //
 // One definition for the CPU loops, the GPU kernels and the tests: every function is HD (host and device) and uses only
 // IEEE float32 operations in a stated order, so both machines give the same bits. Nothing here may be contracted into a
@@ -41,6 +41,7 @@ HD float f32_mul(float a, float b) { return __fmul_rn(a, b); }
 HD float f32_add(float a, float b) { return __fadd_rn(a, b); }
 HD float f32_sub(float a, float b) { return __fsub_rn(a, b); }
 HD float f32_div(float a, float b) { return __fdiv_rn(a, b); }
+HD float f32_sqrt(float a) { return __fsqrt_rn(a); }
 HD float f32_min(float a, float b) { return fminf(a, b); }
 HD float f32_max(float a, float b) { return fmaxf(a, b); }
 HD uint32_t f32_to_u32_ceil(float a) { return __float2uint_ru(a); }
@@ -49,6 +50,7 @@ HD float f32_mul(float a, float b) { return a * b; }
 HD float f32_add(float a, float b) { return a + b; }
 HD float f32_sub(float a, float b) { return a - b; }
 HD float f32_div(float a, float b) { return a / b; }
+HD float f32_sqrt(float a) { return sqrtf(a); }
 HD float f32_min(float a, float b) { return a < b ? a : b; }  // a NaN in a gives b, as fminf does
 HD float f32_max(float a, float b) { return a > b ? a : b; }
 HD uint32_t f32_to_u32_ceil(float a) {  // 0 <= a < 2^32, in two halves: int32 has vector conversions, uint32 has none
@@ -141,6 +143,39 @@ HD uint32_t e4m3_encode_sr(float v, uint32_t u) {
 }
 // Code -> value: its seven bits are a float32's exponent and mantissa, 120 too low in the exponent.
 HD float e4m3_decode(uint32_t code) { return f32_mul(f32_from_bits((code & 0x7Fu) << 20), 0x1p120f); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// FP8 tensors: E4M3 as above with a sign in bit 7, and E5M2, whose largest is 57344 (code 0x7B) and whose subnormals are
+// multiples of 2^-16. Nearest, ties to even, saturating; infinities and NaNs are never stored (a NaN gives the largest).
+
+#define E5M2_MAX 57344.0f
+
+HD uint32_t f32_sign(float v) { return f32_bits(v) & 0x80000000u; }
+HD float e4m3_round(float v) {  // nearest value of the grid, signed
+    float a = f32_abs_min(v, E4M3_MAX);
+    float magic = f32_from_bits(e4m3_exponent(a) + (20u << 23));
+    return f32_from_bits(f32_bits(f32_sub(f32_add(a, magic), magic)) | f32_sign(v));
+}
+HD uint32_t e4m3_encode_signed(float v) { return e4m3_encode(v) | f32_sign(v) >> 24; }
+HD float e4m3_decode_signed(uint32_t code) { return f32_from_bits(f32_bits(e4m3_decode(code)) | (code & 0x80u) << 24); }
+
+// The exponent field of a, at least that of 2^-14: below that the grid is uniform with step 2^-16.
+HD uint32_t e5m2_exponent(float a) { return u32_max(f32_bits(a) & 0x7F800000u, 113u << 23); }
+HD float e5m2_round(float v) {
+    float a = f32_abs_min(v, E5M2_MAX);
+    float magic = f32_from_bits(e5m2_exponent(a) + (21u << 23));
+    return f32_from_bits(f32_bits(f32_sub(f32_add(a, magic), magic)) | f32_sign(v));
+}
+HD uint32_t e5m2_encode(float v) {
+    float a = f32_abs_min(v, E5M2_MAX);
+    uint32_t e = e5m2_exponent(a);
+    float magic = f32_from_bits(e + (21u << 23));
+    uint32_t n = f32_bits(f32_add(a, magic)) - f32_bits(magic);  // in steps, 0..8
+    return (n + ((e - (113u << 23)) >> 21)) | f32_sign(v) >> 24;
+}
+HD float e5m2_decode(uint32_t code) {
+    return f32_from_bits(f32_bits(f32_mul(f32_from_bits((code & 0x7Fu) << 21), 0x1p112f)) | (code & 0x80u) << 24);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // E8M0: a power of two, byte = exponent + 127.

@@ -149,7 +149,7 @@ typedef struct {
     int master_fp32;               // master weights in float32 instead of BF16 with stochastic rounding
     uint64_t seed;
     int rank;                      // address of this rank's noise, 0 in a single process
-    int recompute;                 // enum Recompute; the CPU backend keeps everything and takes only RECOMPUTE_NORM and _NONE
+    int recompute;                 // enum Recompute; the CPU backend keeps everything and refuses RECOMPUTE_MLP and _BLOCK
 } LlamaOptions;
 
 typedef struct {

@@ -35,7 +35,11 @@
 typedef float LaneBlock[16][LANES];       // 16 consecutive values of each of LANES blocks
 typedef uint32_t LaneBlockBits[16][LANES];
 
+typedef float LaneBlock32[32][LANES];     // the same of MXFP4's blocks
+typedef uint32_t LaneBlock32Bits[32][LANES];
+
 #define NVFP4_BLOCK 16
+#define MXFP4_BLOCK 32
 #define ROTATION_MAX 128
 
 // Bound F that the largest block scale is mapped to, and the override o by which amax is multiplied first.
@@ -117,6 +121,55 @@ HD void four_six_block(LaneBlock x, float amax[LANES], TensorScale ts, LaneBlock
     UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = four[l] ? q4[i][l] : q[i][l];
 }
 
+// Scale search: the block scale may be any E4M3 code; of those tried, the one of least squared error (original domain) wins, the
+// smaller of equals. First candidate code, and how far the others lie above it. SEARCH_ALL's nine codes reach from the scale
+// that maps the block's largest value to 7 (it clips, to 6) to the one that maps it to 3.4: no other ever wins on N(0,1). SEARCH_FEW's
+// four, the codes around those that map it to 6 and to 4, get most of the gain.
+#define SEARCH_ALL_COUNT 9
+#define SEARCH_FEW_COUNT 4
+HD uint32_t search_offset(int all, int candidate) { return (uint32_t)(all || candidate < 2 ? candidate : candidate + 3); }  // 0 1 ..., or 0 1 5 6
+HD uint32_t search_first(float amax, TensorScale ts, int all) {
+    uint32_t code = nvfp4_block_scale(amax, f32_mul(f32_mul(amax, ts.inv), all ? 6.0f / 7.0f : 1.0f));
+    return all || code <= 1u ? code : code - 1u;
+}
+// The candidate code + offset: 0 stays 0 (a block of zeros), and none is above 448.
+HD uint32_t search_scale(uint32_t first, int all, int candidate) {
+    return first ? u32_min(first + search_offset(all, candidate), 0x7Eu) : 0u;
+}
+// magnitude_true: the winner's scale is then corrected to s_b <- nearest E4M3(s_b * S), S = <x,x>/<x,q*d>, so that the block keeps its
+// magnitude, <x, q*d> = <x,x> up to that rounding, at the cost of a larger error.
+HD void search_block(LaneBlock x, float amax[LANES], TensorScale ts, int all, int magnitude_true, LaneBlock q, uint32_t sb[LANES]) {
+    uint32_t first[LANES];
+    float least[LANES];
+    EACH_LANE(l) { first[l] = search_first(amax[l], ts, all); sb[l] = 0; least[l] = 0.0f; }
+    for (int candidate = 0; candidate < (all ? SEARCH_ALL_COUNT : SEARCH_FEW_COUNT); candidate++) {
+        LaneBlock tried;
+        uint32_t code[LANES], better[LANES];
+        float error[2][LANES];
+        EACH_LANE(l) code[l] = search_scale(first[l], all, candidate);
+        four_six_try(x, code, ts, tried, error);
+        EACH_LANE(l) {
+            float e = f32_add(error[0][l], error[1][l]);
+            better[l] = candidate == 0 || e < least[l];
+            least[l] = better[l] ? e : least[l];
+            sb[l] = better[l] ? code[l] : sb[l];
+        }
+        UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = better[l] ? tried[i][l] : q[i][l];
+    }
+    if (!magnitude_true) return;
+    float xx[2][LANES], xq[2][LANES], d[LANES];
+    EACH_LANE(l) { d[l] = f32_mul(e4m3_decode(sb[l]), ts.st); xx[0][l] = xx[1][l] = xq[0][l] = xq[1][l] = 0.0f; }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+        xx[i / 8][l] = f32_add(xx[i / 8][l], f32_mul(x[i][l], x[i][l]));
+        xq[i / 8][l] = f32_add(xq[i / 8][l], f32_mul(x[i][l], f32_mul(q[i][l], d[l])));
+    }
+    EACH_LANE(l) {
+        float N = f32_add(xx[0][l], xx[1][l]), D = f32_add(xq[0][l], xq[1][l]);
+        float S = D > 0.0f ? f32_div(N, D > 0.0f ? D : 1.0f) : 1.0f;
+        sb[l] = sb[l] ? u32_max(e4m3_encode(f32_mul(e4m3_decode(sb[l]), S)), 1u) : 0u;
+    }
+}
+
 // Stochastic rounding; u: one random word a value.
 HD void nvfp4_sr_block(LaneBlock x, float amax[LANES], TensorScale ts, LaneBlockBits u, LaneBlock q, uint32_t sb[LANES]) {
     float e[LANES];
@@ -177,6 +230,52 @@ HD void ms_eden_posthoc_block(LaneBlock y, float amax[LANES], LaneBlock q, float
         c[l] = bf16_round(f32_mul(m[l], S));
     }
 }
+// The same with a search for m among values of 4 significant bits, the grid that s_b lies on as long as it is not subnormal: the
+// least squared error wins, the smaller m of equals. (S is then near 1 and c near the grid, so that the stochastic rounding of
+// the scale adds little.) Candidates lie above amax/7 (all) or amax/6, cut to 4 bits, by whole steps: 0 1 ... 8, or 0 1 4 5.
+HD uint32_t eden_search_offset(int all, int candidate) { return (uint32_t)(all || candidate < 2 ? candidate : candidate + 2); }
+HD void ms_eden_search_block(LaneBlock y, float amax[LANES], int all, LaneBlock q, float c[LANES]) {
+    float first[LANES], unit[LANES], m[LANES], least[LANES], vv[LANES], vq[LANES];
+    EACH_LANE(l) {
+        float cut = f32_from_bits(f32_bits(f32_mul(amax[l], all ? 1.0f / 7.0f : 1.0f / 6.0f)) & 0xFFF00000u);
+        first[l] = cut >= AMAX_FLOOR ? cut : 0.0f;
+        unit[l] = nvfp4_inverse_step(first[l]);
+        m[l] = least[l] = vv[l] = vq[l] = 0.0f;
+    }
+    for (int candidate = 0; candidate < (all ? SEARCH_ALL_COUNT : SEARCH_FEW_COUNT); candidate++) {
+        LaneBlock tried;
+        uint32_t better[LANES];
+        float M[LANES], e[LANES], rr[2][LANES], V[2][LANES], D[2][LANES];
+        EACH_LANE(l) {
+            uint32_t up = f32_bits(first[l]) + (eden_search_offset(all, candidate) << 20);
+            M[l] = first[l] > 0.0f ? f32_from_bits(up) : 0.0f;
+            e[l] = nvfp4_inverse_step(M[l]);
+            rr[0][l] = rr[1][l] = V[0][l] = V[1][l] = D[0][l] = D[1][l] = 0.0f;
+        }
+        UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+            float v = f32_mul(y[i][l], e[l]);
+            tried[i][l] = e2m1_round(v);
+            float r = f32_sub(v, tried[i][l]);
+            rr[i / 8][l] = f32_add(rr[i / 8][l], f32_mul(r, r));
+            V[i / 8][l] = f32_add(V[i / 8][l], f32_mul(v, v));
+            D[i / 8][l] = f32_add(D[i / 8][l], f32_mul(v, tried[i][l]));
+        }
+        EACH_LANE(l) {
+            float steps = f32_mul(M[l], unit[l]);                          // M in units of the first candidate: errors compare in it
+            float error = f32_mul(f32_add(rr[0][l], rr[1][l]), f32_mul(steps, steps));
+            better[l] = candidate == 0 || error < least[l];
+            least[l] = better[l] ? error : least[l];
+            m[l] = better[l] ? M[l] : m[l];
+            vv[l] = better[l] ? f32_add(V[0][l], V[1][l]) : vv[l];
+            vq[l] = better[l] ? f32_add(D[0][l], D[1][l]) : vq[l];
+        }
+        UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = better[l] ? tried[i][l] : q[i][l];
+    }
+    EACH_LANE(l) {
+        float D = vq[l], S = f32_div(vv[l], D > 0.0f ? D : 1.0f);
+        c[l] = bf16_round(f32_mul(m[l], S));
+    }
+}
 // The tensor scale from max c. No block has c: s_t = 1.
 HD float ms_eden_posthoc_tensor_scale(float cmax) {
     uint32_t u = f32_bits(f32_mul(cmax, 0x1p-8f));
@@ -186,10 +285,93 @@ HD float ms_eden_posthoc_tensor_scale(float cmax) {
 HD uint32_t ms_eden_posthoc_scale(float c, float st, uint32_t u) { return e4m3_encode_sr(f32_div(c, st), u); }
 // s_b*s_t of a block whose scale is not subnormal: c stochastically rounded to 4 significant bits.
 HD float ms_eden_posthoc_extended(float c, uint32_t u) {
-    uint32_t b = f32_bits(c), lo = b & 0xFFF00000u;
-    uint32_t up = u < ((b & 0x000FFFFFu) << 12) ? 0x00100000u : 0u;
-    return f32_from_bits(lo + up);
+    // Up iff u < (c's low 20 bits) * 2^12, that is, iff those bits are more than u/2^12: iff this sum carries beyond them.
+    // A c that is not finite stays so.
+    const uint32_t b = f32_bits(c), rounded = (b + 0x000FFFFFu - (u >> 12)) & 0xFFF00000u;
+    return f32_from_bits(b < 0x7F800000u ? rounded : b);
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// MXFP4 (Quartet, arXiv 2505.14669): value = E2M1 code x 2^e, blocks of 32, on values rotated by a normalised transform.
+// scale: E8M0 bytes; e8m0_decode(scale) = 2^e.
+
+// QuEST: the scale comes from the block's standard deviation, whose multiple 2.92247856 (mapped to 6) is where clipping and
+// rounding errors of Gaussian values balance; 2^e is the power of two at or below it, as its authors code it. Nearest codes.
+// mask: 1 where |y/2^e| < 6, 0 where the value was clipped (its gradient is then zero).
+#define QUEST_STEP ((float)(2.92247856 / 6))
+#define QUEST_FLOOR 1e-8f
+HD void mx_quest_block(LaneBlock32 y, LaneBlock32 q, uint32_t scale[LANES], LaneBlock32Bits mask) {
+    float sum[4][LANES], squares[4][LANES], e[LANES];
+    for (int k = 0; k < 4; k++) EACH_LANE(l) sum[k][l] = squares[k][l] = 0.0f;
+    UNROLL for (int i = 0; i < 32; i++) EACH_LANE(l) {
+        sum[i / 8][l] = f32_add(sum[i / 8][l], y[i][l]);
+        squares[i / 8][l] = f32_add(squares[i / 8][l], f32_mul(y[i][l], y[i][l]));
+    }
+    EACH_LANE(l) {
+        float mean = f32_mul(f32_add(f32_add(f32_add(sum[0][l], sum[1][l]), sum[2][l]), sum[3][l]), 0.03125f);
+        float square = f32_mul(f32_add(f32_add(f32_add(squares[0][l], squares[1][l]), squares[2][l]), squares[3][l]), 0.03125f);
+        float std = f32_sqrt(f32_max(f32_sub(square, f32_mul(mean, mean)), 0.0f));
+        uint32_t exponent = f32_bits(f32_add(f32_mul(std, QUEST_STEP), QUEST_FLOOR)) & 0x7F800000u;
+        scale[l] = exponent >> 23;                                         // at least 2^-27
+        e[l] = f32_from_bits((254u << 23) - exponent);                     // 2^-e
+    }
+    UNROLL for (int i = 0; i < 32; i++) EACH_LANE(l) {
+        float v = f32_mul(y[i][l], e[l]);
+        q[i][l] = e2m1_round(v);
+        mask[i][l] = f32_abs(v) < E2M1_MAX ? 1u : 0u;
+    }
+}
+// Stochastic: e = floor(log2 amax) - 2, and values times 3/4 so that the largest, below 8, is below 6 and nothing clips.
+// value = q * 2^e * 4/3; MX_SR_FACTOR goes into the GEMM's alpha. A block whose amax is below AMAX_FLOOR is zero.
+#define MX_SR_FACTOR (4.0f / 3.0f)
+HD void mx_sr_block(LaneBlock32 y, LaneBlock32Bits u, LaneBlock32 q, uint32_t scale[LANES]) {
+    float amax[LANES], e[LANES];
+    EACH_LANE(l) amax[l] = 0.0f;
+    UNROLL for (int i = 0; i < 32; i++) EACH_LANE(l) amax[l] = f32_max(f32_abs(y[i][l]), amax[l]);
+    EACH_LANE(l) {
+        uint32_t exponent = (f32_bits(amax[l]) & 0x7F800000u) - (2u << 23);
+        scale[l] = amax[l] >= AMAX_FLOOR ? exponent >> 23 : 0u;
+        e[l] = amax[l] >= AMAX_FLOOR ? f32_from_bits((254u << 23) - exponent) : 0.0f;
+    }
+    UNROLL for (int i = 0; i < 32; i++) EACH_LANE(l)
+        q[i][l] = e2m1_decode(e2m1_encode_sr(f32_mul(f32_mul(y[i][l], e[l]), 0.75f), u[i][l]));
+}
+// What a normalised transform multiplies by: float32(n^-1/2).
+HD float rotation_norm(int n) { return (float)(1.0 / sqrt((double)n)); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One scale for a row or a tensor: largest magnitude to the format's largest. The operand is value x factor.
+
+typedef struct { float inv, factor; } PlainScale;
+HD PlainScale plain_scale(float amax, float largest) {
+    PlainScale s;
+    int zero = !(amax >= AMAX_FLOOR);
+    s.inv = zero ? 0.0f : f32_div(largest, amax);
+    s.factor = zero ? 1.0f : f32_div(amax, largest);
+    return s;
+}
+
+// Differentiable gradient estimator (arXiv 2501.17116): the slope of a smooth stand-in for E2M1 rounding at the scaled weight w, in
+// the interval [a, a + delta] of the grid that holds |w|: min((1/5) |2(|w| - a)/delta - 1|^(-4/5), 3); 0 beyond 6, but for what the
+// rounding of w = x * (6/amax) can add to 6.
+// t^(-1/5) by Newton's method in stated float32 operations, so that CPU and GPU give the same bits (powf does not).
+#define DGE_LARGEST 3.0f
+HD float dge_slope(float w) {
+    float a = f32_abs_min(w, E2M1_MAX);
+    float steps = f32_mul(a, f32_from_bits((255u << 23) - e2m1_exponent(a)));  // |w| in steps of its part of the grid
+    float t = f32_abs(f32_sub(f32_mul(2.0f, f32_sub(steps, (float)(int32_t)steps)), 1.0f));
+    float x = f32_max(t, 0x1p-6f);                                         // below 15^(-5/4) = 0.034 the slope is DGE_LARGEST
+    float y = f32_from_bits(0x4C2F0000u - f32_bits(x) / 5u);               // t^(-1/5) within a few per cent
+    for (int i = 0; i < 4; i++) {
+        float y2 = f32_mul(y, y), y5 = f32_mul(f32_mul(y2, y2), y);
+        y = f32_mul(y, f32_mul(f32_sub(6.0f, f32_mul(x, y5)), 0.2f));
+    }
+    float y2 = f32_mul(y, y), slope = f32_min(f32_mul(0.2f, f32_mul(y2, y2)), DGE_LARGEST);
+    return f32_abs(w) > E2M1_MAX + 1e-5f ? 0.0f : slope;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rotation, random words, layout
 
 // Unnormalised Sylvester Walsh-Hadamard transform of n = 2^k values in place, stages h = 1, 2, 4 ...: (a, b) -> (a+b, a-b).
 HD void hadamard(float *y, int n) {

@@ -18,44 +18,129 @@ typedef enum {
     ROUND_FOUR_SIX,        // nearest, the better of two block scales
     ROUND_SR,              // stochastic values
     ROUND_MS_EDEN,         // nearest values, corrected and stochastically rounded block scales; tensor amax known first
-    ROUND_MS_EDEN_POSTHOC  // the same in one pass, range aligned after the fact
+    ROUND_MS_EDEN_POSTHOC, // the same in one pass, range aligned after the fact
+    ROUND_SEARCH,          // nearest, the block scale of least squared error
+    ROUND_SEARCH_TRUE,     // the same, then the block scale corrected so that magnitudes are kept: <x,q> = <x,x>
+    ROUND_MS_EDEN_SEARCH,  // MS-EDEN post hoc with the block scale of least squared error inside
+    ROUND_QUEST            // nearest, block scale from the block's standard deviation; what it clips is masked
 } Rounding;
-typedef enum { FORMAT_FLOAT, FORMAT_NVFP4 } Format;
-typedef enum { BLOCK_NONE, BLOCK_1X16, BLOCK_16X16 } BlockShape;
+typedef enum {
+    FORMAT_FLOAT,
+    FORMAT_NVFP4,          // E2M1 x E4M3 block scale x float32 tensor scale
+    FORMAT_MXFP4,          // E2M1 x E8M0 block scale; its rotation is normalised, as the scale is part of no alpha
+    FORMAT_E2M1,           // E2M1 x float32 scale of a row of the operand
+    FORMAT_E4M3,           // FP8 x float32 tensor scale
+    FORMAT_E5M2
+} Format;
+typedef enum { BLOCK_NONE, BLOCK_1X16, BLOCK_16X16, BLOCK_1X32, BLOCK_ROW, BLOCK_TENSOR } BlockShape;
 typedef enum {
     FROM_ORIGINAL,         // quantize the tensor itself
     FROM_FORWARD           // quantize what the forward GEMM used (its quantized X or W, dequantized exactly)
 } OperandSource;
+typedef enum { SIGNS_RANDOM, SIGNS_NONE } RotationSigns;  // new signs each step, layer and GEMM; or the bare transform
+typedef enum { SEARCH_FEW, SEARCH_ALL } ScaleSearch;      // block scales that a search tries: four, or all that can win
 
 typedef struct {
     Rounding rounding;
     Format format;
     BlockShape block;
-    int rotation;          // length of the randomized Hadamard rotation along the inner dimension, 0: none
+    int rotation;          // length of the Hadamard rotation along the inner dimension, 0: none
     OperandSource source;  // backward operands W and X only
+    RotationSigns signs;
+    ScaleSearch search;
+    int clamp_percent;     // the largest and the smallest so many per cent of the tensor are clamped first; 0: none
 } OperandSpec;
 
-typedef struct { OperandSpec a, b; } GemmSpec;
+// Values that share a block scale along the inner dimension.
+FN int operand_block(const OperandSpec *s) { return s->format == FORMAT_NVFP4 ? 16 : s->format == FORMAT_MXFP4 ? 32 : 1; }
+// MXFP4's rotated operands are multiplied by rotation^-1/2 before their scales are chosen; all others leave 1/rotation to the
+// GEMM's alpha.
+FN int rotation_is_normalised(const OperandSpec *s) { return s->format == FORMAT_MXFP4; }
+
+// What is done to a GEMM's product before it is the layer's result. (A backward product of operands that the forward rotated
+// is turned back by itself.)
+typedef enum {
+    PRODUCT_PLAIN,
+    PRODUCT_ADD_OUTLIERS,  // forward: plus what A's clamp cut off, in BF16, times B
+    PRODUCT_CLIP_MASK,     // dgrad, wgrad: zero where the forward's rounding clipped X (dgrad) or W (wgrad)
+    PRODUCT_DGE            // wgrad: times the slope of a smooth stand-in for W's rounding (differentiable gradient estimator)
+} ProductRule;
+
+typedef struct { OperandSpec a, b; ProductRule product; } GemmSpec;
 
 typedef struct {
     const char *name, *summary;
     GemmSpec gemm[3];      // indexed by GEMM_FORWARD, GEMM_DGRAD, GEMM_WGRAD
 } Recipe;
 
-#define PLAIN(rounding) {rounding, FORMAT_FLOAT, BLOCK_NONE, 0, FROM_ORIGINAL}
-#define NVFP4_FORWARD(rounding) {rounding, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL}
-#define NVFP4_EDEN(source) {ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, source}
-#define EDEN_BACKWARD {NVFP4_EDEN(FROM_ORIGINAL), NVFP4_EDEN(FROM_FORWARD)}
+// Operands, for the rows below.
+#define OPERAND(rounding, format, block, rotation, source) {rounding, format, block, rotation, source, SIGNS_RANDOM, SEARCH_FEW, 0}
+#define PLAIN(rounding) OPERAND(rounding, FORMAT_FLOAT, BLOCK_NONE, 0, FROM_ORIGINAL)
+#define AS_FORWARD OPERAND(ROUND_NONE, FORMAT_FLOAT, BLOCK_NONE, 0, FROM_FORWARD)  // the forward's operand once more
+#define NVFP4(rounding, block) OPERAND(rounding, FORMAT_NVFP4, block, 0, FROM_ORIGINAL)
+#define NVFP4_ROTATED(rounding, rotation, source) OPERAND(rounding, FORMAT_NVFP4, BLOCK_1X16, rotation, source)
+#define NVFP4_SEARCH(rounding, rotation, source, search) {rounding, FORMAT_NVFP4, BLOCK_1X16, rotation, source, SIGNS_RANDOM, search, 0}
+#define MXFP4_QUEST {ROUND_QUEST, FORMAT_MXFP4, BLOCK_1X32, 32, FROM_ORIGINAL, SIGNS_NONE, SEARCH_FEW, 0}
+#define MXFP4_SR(source) OPERAND(ROUND_SR, FORMAT_MXFP4, BLOCK_1X32, 32, source)
+#define FP8(format, source) OPERAND(ROUND_RTN, format, BLOCK_TENSOR, 0, source)
+#define FP4_ROWS(clamp) {ROUND_RTN, FORMAT_E2M1, BLOCK_ROW, 0, FROM_ORIGINAL, SIGNS_RANDOM, SEARCH_FEW, clamp}
 
+// GEMMs. {A, B, what is done to the product}
+#define BF16_GEMM {PLAIN(ROUND_BF16), PLAIN(ROUND_BF16), PRODUCT_PLAIN}
+#define FP32_GEMM {PLAIN(ROUND_NONE), PLAIN(ROUND_NONE), PRODUCT_PLAIN}
+#define NVFP4_FORWARD(rounding, w_block) {NVFP4(rounding, BLOCK_1X16), NVFP4(rounding, w_block), PRODUCT_PLAIN}
+#define BACKWARD_FROM_FORWARD(rounding, rotation) \
+    {NVFP4_ROTATED(rounding, rotation, FROM_ORIGINAL), NVFP4_ROTATED(rounding, rotation, FROM_FORWARD), PRODUCT_PLAIN}
+#define NVIDIA_DGRAD {NVFP4(ROUND_SR, BLOCK_1X16), AS_FORWARD, PRODUCT_PLAIN}  // 16x16 blocks of W are those of W^T
+#define NVIDIA_WGRAD {NVFP4_ROTATED(ROUND_SR, 16, FROM_ORIGINAL), NVFP4_ROTATED(ROUND_RTN, 16, FROM_ORIGINAL), PRODUCT_PLAIN}
+#define SEARCH_FORWARD(rounding) \
+    {NVFP4_SEARCH(rounding, 0, FROM_ORIGINAL, SEARCH_FEW), NVFP4_SEARCH(rounding, 0, FROM_ORIGINAL, SEARCH_ALL), PRODUCT_PLAIN}
+#define SEARCH_BACKWARD(search_b) \
+    {NVFP4_SEARCH(ROUND_MS_EDEN_SEARCH, 128, FROM_ORIGINAL, SEARCH_FEW), \
+     NVFP4_SEARCH(ROUND_MS_EDEN_SEARCH, 128, FROM_FORWARD, search_b), PRODUCT_PLAIN}
+#define FP8_BACKWARD(gradient) {FP8(gradient, FROM_ORIGINAL), AS_FORWARD, PRODUCT_PLAIN}
+
+// A row's sources and its deviations from them, if any, stand above it.
 static const Recipe RECIPES[] = {
-    {"fp32", "float32 operands: the reference (on the GPU: BF16 tensors, like bf16)",
-     {{PLAIN(ROUND_NONE), PLAIN(ROUND_NONE)}, {PLAIN(ROUND_NONE), PLAIN(ROUND_NONE)}, {PLAIN(ROUND_NONE), PLAIN(ROUND_NONE)}}},
-    {"bf16", "BF16 operands, float32 accumulation: the baseline every gap is measured from",
-     {{PLAIN(ROUND_BF16), PLAIN(ROUND_BF16)}, {PLAIN(ROUND_BF16), PLAIN(ROUND_BF16)}, {PLAIN(ROUND_BF16), PLAIN(ROUND_BF16)}}},
+    {"fp32", "float32 operands: the reference (on the GPU: BF16 tensors, like bf16)", {FP32_GEMM, FP32_GEMM, FP32_GEMM}},
+    {"bf16", "BF16 operands, float32 accumulation: the baseline every gap is measured from", {BF16_GEMM, BF16_GEMM, BF16_GEMM}},
+    // Current scaling by the tensor's largest magnitude. Codes of a transposed tensor are the same, so backward uses forward's.
+    {"fp8", "FP8: E4M3 forward, E5M2 gradients, one scale a tensor",
+     {{FP8(FORMAT_E4M3, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_ORIGINAL), PRODUCT_PLAIN}, FP8_BACKWARD(FORMAT_E5M2), FP8_BACKWARD(FORMAT_E5M2)}},
+    {"fp8-e4m3", "FP8: E4M3 everywhere, gradients too",
+     {{FP8(FORMAT_E4M3, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_ORIGINAL), PRODUCT_PLAIN}, FP8_BACKWARD(FORMAT_E4M3), FP8_BACKWARD(FORMAT_E4M3)}},
+    // arXiv 2601.22813; four-over-six: arXiv 2512.02010.
     {"quartet2", "Quartet II: NVFP4 everywhere, four-over-six forward, MS-EDEN backward from the quantized X and W",
-     {{NVFP4_FORWARD(ROUND_FOUR_SIX), NVFP4_FORWARD(ROUND_FOUR_SIX)}, EDEN_BACKWARD, EDEN_BACKWARD}},
+     {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_1X16), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)}},
     {"quartet2-no46", "Quartet II with plain round-to-nearest in the forward pass",
-     {{NVFP4_FORWARD(ROUND_RTN), NVFP4_FORWARD(ROUND_RTN)}, EDEN_BACKWARD, EDEN_BACKWARD}},
+     {NVFP4_FORWARD(ROUND_RTN, BLOCK_1X16), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)}},
+    // The paper's ablations. W_q and X_q are exact in BF16: backward still differentiates the forward that ran.
+    {"quartet2-fwd", "ablation: Quartet II's forward; backward in BF16 from the quantized X and W",
+     {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_1X16), {PLAIN(ROUND_BF16), AS_FORWARD, PRODUCT_PLAIN}, {PLAIN(ROUND_BF16), AS_FORWARD, PRODUCT_PLAIN}}},
+    {"quartet2-bwd", "ablation: BF16 forward, Quartet II's MS-EDEN backward",
+     {BF16_GEMM, BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)}},
+    // Beyond the paper: the block scale is searched. W, quantized once a step, tries every code that can win; X and dY four.
+    {"quartet2-search", "Quartet II with searched block scales (least squared error), forward and inside MS-EDEN",
+     {SEARCH_FORWARD(ROUND_SEARCH), SEARCH_BACKWARD(SEARCH_ALL), SEARCH_BACKWARD(SEARCH_FEW)}},
+    {"quartet2-search-true", "the same with magnitude-true forward scales: the searched scale corrected so that <x,q> = <x,x>",
+     {SEARCH_FORWARD(ROUND_SEARCH_TRUE), SEARCH_BACKWARD(SEARCH_ALL), SEARCH_BACKWARD(SEARCH_FEW)}},
+    // arXiv 2509.25149 and TransformerEngine. Keep the last layers in BF16 with --bf16-layers, as they do.
+    {"nvidia", "NVIDIA's NVFP4: 16x16 blocks of W, stochastic gradients, rotation of 16 in wgrad only",
+     {NVFP4_FORWARD(ROUND_RTN, BLOCK_16X16), NVIDIA_DGRAD, NVIDIA_WGRAD}},
+    {"nvidia-46", "nvidia with four-over-six in the forward pass", {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_16X16), NVIDIA_DGRAD, NVIDIA_WGRAD}},
+    {"tetrajet2", "TetraJet-v2: NVFP4 nearest forward; rotation of 32 and stochastic rounding on all backward operands",
+     {NVFP4_FORWARD(ROUND_RTN, BLOCK_1X16), BACKWARD_FROM_FORWARD(ROUND_SR, 32), BACKWARD_FROM_FORWARD(ROUND_SR, 32)}},
+    // arXiv 2505.14669.
+    {"quartet", "Quartet: MXFP4; QuEST forward in a rotated space with a trust mask, stochastic backward",
+     {{MXFP4_QUEST, MXFP4_QUEST, PRODUCT_PLAIN},
+      {MXFP4_SR(FROM_ORIGINAL), MXFP4_SR(FROM_FORWARD), PRODUCT_CLIP_MASK},
+      {MXFP4_SR(FROM_ORIGINAL), MXFP4_SR(FROM_FORWARD), PRODUCT_CLIP_MASK}}},
+    // arXiv 2501.17116. Its released code leaves the outliers out and scales W by input channel; this follows the paper. wgrad takes X
+    // itself, as the forward's FP4 operand lacks the outliers that the layer did multiply.
+    {"fp4-dge-occ", "Microsoft's FP4: row-scaled E2M1 forward, outliers in BF16, differentiable gradient estimator; FP8 backward",
+     {{FP4_ROWS(1), FP4_ROWS(0), PRODUCT_ADD_OUTLIERS},
+      {FP8(FORMAT_E5M2, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_FORWARD), PRODUCT_PLAIN},
+      {FP8(FORMAT_E5M2, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_ORIGINAL), PRODUCT_DGE}}},
 };
 #define RECIPE_COUNT ((int)(sizeof RECIPES / sizeof RECIPES[0]))
 
@@ -68,7 +153,7 @@ FN const Recipe *recipe_find(const char *name) {
     }
     fatal_usage("--recipe %s: there is no such recipe; the recipes are %s", name, names);
 }
-// Whether any operand of the recipe is stored in four bits (then widths must suit blocks and rotations).
+// Whether any operand of the recipe is stored in eight or four bits (then widths must suit blocks and rotations).
 FN int recipe_is_quantized(const Recipe *r) {
     for (int g = 0; g < 3; g++)
         if (r->gemm[g].a.format != FORMAT_FLOAT || r->gemm[g].b.format != FORMAT_FLOAT) return 1;

@@ -23,6 +23,12 @@ FN Grid e4m3_grid(void) {
     for (int c = 0; c < 127; c++) g.value[c] = c < 8 ? ldexp(c, -9) : ldexp(1 + c % 8 / 8.0, c / 8 - 7);
     return g;
 }
+FN Grid e5m2_grid(void) {
+    Grid g;
+    g.count = 124;
+    for (int c = 0; c < 124; c++) g.value[c] = c < 4 ? ldexp(c, -16) : ldexp(1 + c % 4 / 4.0, c / 4 - 15);
+    return g;
+}
 // Largest index whose value is <= a, at most count-2.
 FN int grid_below(const Grid *g, double a) {
     int k = 0;

@@ -49,7 +49,7 @@ static void each_input(const Grid *g, Check check) {
 #define EXPECT_CODE(what, v, got, want) \
     do { if ((got) != (want)) fail_msg("%s of %.9g (bits %08x): code %u, expected %u", what, (double)(v), f32_bits(v), (unsigned)(got), (unsigned)(want)); } while (0)
 
-static Grid E2M1_GRID, E4M3_GRID;
+static Grid E2M1_GRID, E4M3_GRID, E5M2_GRID;
 
 static void check_e2m1(float v) {
     const uint32_t sign = f32_bits(v) >> 31 ? 8u : 0u, want = (uint32_t)grid_nearest(&E2M1_GRID, fabs((double)v)) | sign;
@@ -65,6 +65,30 @@ static void check_e4m3(float v) { EXPECT_CODE("e4m3_encode", v, e4m3_encode(v), 
 static void test_e4m3_nearest(void **state) {
     (void)state;
     each_input(&E4M3_GRID, check_e4m3);
+}
+// FP8 tensors: code and rounded value of both formats.
+static void check_fp8(const char *what, const Grid *g, float v, uint32_t code, float rounded) {
+    const uint32_t sign = f32_bits(v) >> 31, want = (uint32_t)grid_nearest(g, fabs((double)v));
+    EXPECT_CODE(what, v, code, want | sign << 7);
+    const float expected = (float)(sign ? -g->value[want] : g->value[want]);
+    if (f32_bits(rounded) != f32_bits(expected)) fail_msg("%s of %.9g (bits %08x): rounds to %g, expected %g", what, (double)v, f32_bits(v), (double)rounded, (double)expected);
+}
+static void check_e4m3_signed(float v) { check_fp8("signed E4M3", &E4M3_GRID, v, e4m3_encode_signed(v), e4m3_round(v)); }
+static void check_e5m2(float v) { check_fp8("E5M2", &E5M2_GRID, v, e5m2_encode(v), e5m2_round(v)); }
+static void test_fp8_nearest(void **state) {
+    (void)state;
+    each_input(&E4M3_GRID, check_e4m3_signed);
+    each_input(&E5M2_GRID, check_e5m2);
+    for (uint32_t c = 0; c < 256; c++) {
+        if ((c & 127) < 127) {
+            assert_true((double)e4m3_decode_signed(c) == (c & 128 ? -1 : 1) * E4M3_GRID.value[c & 127]);
+            assert_int_equal(e4m3_encode_signed(e4m3_decode_signed(c)), c);
+        }
+        if ((c & 127) < 124) {
+            assert_true((double)e5m2_decode(c) == (c & 128 ? -1 : 1) * E5M2_GRID.value[c & 127]);
+            assert_int_equal(e5m2_encode(e5m2_decode(c)), c);
+        }
+    }
 }
 static void test_decode(void **state) {
     (void)state;
@@ -204,6 +228,7 @@ static void check_toolkit(float v) {
     if (v != v) return;  // the toolkit keeps a NaN, block scales cannot
     EXPECT_CODE("toolkit E2M1", v, e2m1_encode(v), (uint32_t)__nv_cvt_float_to_fp4(v, __NV_E2M1, cudaRoundNearest) & 15u);
     const float a = fabsf(v);
+    EXPECT_CODE("toolkit E5M2", v, e5m2_encode(v), (uint32_t)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E5M2));
     EXPECT_CODE("toolkit E4M3", a, e4m3_encode(a), (uint32_t)__nv_cvt_float_to_fp8(a, __NV_SATFINITE, __NV_E4M3));
 }
 static void test_toolkit_agrees(void **state) {
@@ -216,8 +241,9 @@ static void test_toolkit_agrees(void **state) {
 int main(void) {
     E2M1_GRID = e2m1_grid();
     E4M3_GRID = e4m3_grid();
+    E5M2_GRID = e5m2_grid();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_e2m1_nearest), cmocka_unit_test(test_e4m3_nearest), cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_e2m1_nearest), cmocka_unit_test(test_e4m3_nearest), cmocka_unit_test(test_fp8_nearest), cmocka_unit_test(test_decode),
         cmocka_unit_test(test_products_are_exact_in_bf16), cmocka_unit_test(test_e2m1_stochastic),
         cmocka_unit_test(test_e4m3_stochastic), cmocka_unit_test(test_ceil), cmocka_unit_test(test_bf16_nearest),
         cmocka_unit_test(test_bf16_stochastic), cmocka_unit_test(test_e8m0), cmocka_unit_test(test_golden_formats),

@@ -4,7 +4,7 @@
 #include "dev/test/expect.h"
 #include "golden.h"
 #include "grid.h"
-#include "llmc/cpu/quantize.h"
+#include "llmc/cpu/pack.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -13,13 +13,13 @@ static Grid E2M1_GRID, E4M3_GRID;
 
 typedef struct { const char *name; OperandSpec spec; } Quantizer;
 static const Quantizer QUANTIZERS[] = {
-    {"rtn_1x16", {ROUND_RTN, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL}},
-    {"rtn_16x16", {ROUND_RTN, FORMAT_NVFP4, BLOCK_16X16, 0, FROM_ORIGINAL}},
-    {"four_six_1x16", {ROUND_FOUR_SIX, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL}},
-    {"four_six_16x16", {ROUND_FOUR_SIX, FORMAT_NVFP4, BLOCK_16X16, 0, FROM_ORIGINAL}},
-    {"sr_1x16", {ROUND_SR, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL}},
-    {"ms_eden_128", {ROUND_MS_EDEN, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL}},
-    {"ms_eden_posthoc_128", {ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL}},
+    {"rtn_1x16", OPERAND(ROUND_RTN, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL)},
+    {"rtn_16x16", OPERAND(ROUND_RTN, FORMAT_NVFP4, BLOCK_16X16, 0, FROM_ORIGINAL)},
+    {"four_six_1x16", OPERAND(ROUND_FOUR_SIX, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL)},
+    {"four_six_16x16", OPERAND(ROUND_FOUR_SIX, FORMAT_NVFP4, BLOCK_16X16, 0, FROM_ORIGINAL)},
+    {"sr_1x16", OPERAND(ROUND_SR, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL)},
+    {"ms_eden_128", OPERAND(ROUND_MS_EDEN, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL)},
+    {"ms_eden_posthoc_128", OPERAND(ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL)},
 };
 #define QUANTIZER_COUNT ((int)(sizeof QUANTIZERS / sizeof QUANTIZERS[0]))
 static const QuantizeAddress ADDRESS = {11, 5, 2, 1, GEMM_WGRAD, OPERAND_A, 3, 1};
@@ -290,7 +290,7 @@ static void test_plain_roundings(void **state) {
     float *x = floats(rows * cols), *out = floats(rows * cols);
     fill(x, rows * cols, 3, 4);
     for (int64_t i = 0; i < rows * cols; i++) x[i] *= 1.0009765625f;  // not BF16
-    OperandSpec spec = {ROUND_NONE, FORMAT_FLOAT, BLOCK_NONE, 0, FROM_ORIGINAL};
+    OperandSpec spec = OPERAND(ROUND_NONE, FORMAT_FLOAT, BLOCK_NONE, 0, FROM_ORIGINAL);
     assert_true(quantize_operand(out, x, rows, cols, 0, &spec, &ADDRESS) == 1);
     assert_same_bits("none", out, x, rows * cols);
     spec.rounding = ROUND_BF16;

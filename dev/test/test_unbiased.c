@@ -13,9 +13,9 @@
 #define COUNT (ROWS * COLS)
 #define DRAWS 1024
 
-static const OperandSpec SR = {ROUND_SR, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL};
-static const OperandSpec MS_EDEN = {ROUND_MS_EDEN, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL};
-static const OperandSpec POSTHOC = {ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL};
+static const OperandSpec SR = OPERAND(ROUND_SR, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL);
+static const OperandSpec MS_EDEN = OPERAND(ROUND_MS_EDEN, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL);
+static const OperandSpec POSTHOC = OPERAND(ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL);
 
 static void test_table(void **state) {
     (void)state;
@@ -61,7 +61,7 @@ static void test_rotation_turns_back(void **state) {
     float *x = (float *)xcalloc(COUNT, sizeof(float)), *y = (float *)xcalloc(COUNT, sizeof(float)), *t = (float *)xcalloc(COUNT, sizeof(float));
     table_samples(x, COUNT, 2);
     for (int n = 2; n <= 128; n *= 2) for (int along_rows = 0; along_rows < 2; along_rows++) {
-        const OperandSpec spec = {ROUND_NONE, FORMAT_FLOAT, BLOCK_NONE, n, FROM_ORIGINAL};
+        const OperandSpec spec = OPERAND(ROUND_NONE, FORMAT_FLOAT, BLOCK_NONE, n, FROM_ORIGINAL);
         const QuantizeAddress at = {3, n, 1, 2, GEMM_DGRAD, OPERAND_B, 0, 0};
         const QuantizeRandom random = quantize_random(&at, &spec);
         // along rows: COLS x ROWS holds the transpose

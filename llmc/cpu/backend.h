@@ -181,6 +181,8 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     shape_check(o);
     if (o->recompute != RECOMPUTE_NORM && o->recompute != RECOMPUTE_NONE)
         fatal("--recompute: the CPU backend keeps every activation and takes only none and norm");
+    if (o->recompute != RECOMPUTE_NORM && o->recompute != RECOMPUTE_NONE)
+        fatal("--recompute mlp and block are the GPU program's: this one keeps every activation; leave the option out");
     m->options = *o;
     m->table = llama_param_table(c);
     m->layers = (LlamaLayer *)xcalloc((size_t)c->layers, sizeof(LlamaLayer));

@@ -46,7 +46,9 @@ typedef struct {
     TensorScale ts;
     int decode;                      // out = code x s_b instead of code
     float *out;                      // laid out like the tensor
-    uint8_t *scales;                 // E4M3 codes (outer, inner/16), or (outer/16 rounded up, inner/16) for 16x16; may be NULL
+    uint8_t *scales;                 // E4M3 codes (outer, inner/16), or (outer/16 rounded up, inner/16) for 16x16; E8M0 bytes
+                                     // (outer, inner/32) for MXFP4; may be NULL
+    uint8_t *mask;                   // QuEST: 1 where a value was not clipped, laid out like the tensor; may be NULL
     float *c;                        // MS-EDEN post hoc: the block scales before alignment, (outer, inner/16)
 } QuantizeJob;
 
@@ -56,7 +58,7 @@ FN QuantizeRandom quantize_random(const QuantizeAddress *at, const OperandSpec *
     int purpose = spec->rounding == ROUND_SR ? RNG_VALUE : RNG_SCALE;
     r.stream = rng_stream(at->seed, (uint32_t)at->step, rng_address(purpose, at->layer, at->linear, at->gemm, at->operand, at->rank));
     r.micro = at->micro;
-    if (spec->rotation) rotation_bits(at->seed, (uint32_t)at->step, at->layer, at->linear, at->gemm, r.sign_bits);
+    if (spec->rotation && spec->signs == SIGNS_RANDOM) rotation_bits(at->seed, (uint32_t)at->step, at->layer, at->linear, at->gemm, r.sign_bits);
     return r;
 }
 
@@ -144,7 +146,7 @@ FN void lane_hadamard(float y[][LANES], int n) {
             y[k][l] = f32_add(a, b); y[k + h][l] = f32_sub(a, b);
         }
 }
-// Signs and unnormalised Hadamard transform of every run of `rotation` inner values.
+// Signs and Hadamard transform of every run of `rotation` inner values: unnormalised, but for MXFP4.
 FN void tile_rotate(Tile t, const QuantizeJob *j, int n) {
     const int d = j->spec->rotation;
     for (int g = 0; g < TILE_GROUPS; g++) {
@@ -153,6 +155,8 @@ FN void tile_rotate(Tile t, const QuantizeJob *j, int n) {
             EACH_LANE(l) t[g][k][l] = f32_from_bits(f32_bits(t[g][k][l]) ^ sign);
         }
         for (int k = 0; k < n; k += d) lane_hadamard(t[g] + k, d);
+        if (rotation_is_normalised(j->spec))
+            for (int k = 0; k < n; k++) EACH_LANE(l) t[g][k][l] = f32_mul(t[g][k][l], rotation_norm(d));
     }
 }
 // Largest bits of |x|: those of the largest magnitude, or of a NaN or an infinity where there is one.
@@ -206,6 +210,8 @@ FN void group_quantize(float t[][LANES], const QuantizeJob *j, int64_t o, int64_
         block_amax(x, amax);
         if (rounding == ROUND_RTN) nvfp4_rtn_block(x, amax, j->ts, q, sb);
         else if (rounding == ROUND_FOUR_SIX) four_six_block(x, amax, j->ts, q, sb);
+        else if (rounding == ROUND_SEARCH || rounding == ROUND_SEARCH_TRUE)
+            search_block(x, amax, j->ts, j->spec->search == SEARCH_ALL, rounding == ROUND_SEARCH_TRUE, q, sb);
         else if (rounding == ROUND_MS_EDEN) ms_eden_block(x, amax, j->ts, words[b], q, sb);
         else {
             LaneBlockBits u;
@@ -266,7 +272,8 @@ FN uint32_t tile_posthoc_codes(Tile t, const QuantizeJob *j, TilePlace p) {
             float (*x)[LANES] = t[g] + b * NVFP4_BLOCK, amax[LANES], c[LANES];
             LaneBlock q;
             block_amax(x, amax);
-            ms_eden_posthoc_block(x, amax, q, c);
+            if (j->spec->rounding == ROUND_MS_EDEN_SEARCH) ms_eden_search_block(x, amax, j->spec->search == SEARCH_ALL, q, c);
+            else ms_eden_posthoc_block(x, amax, q, c);
             memcpy(x, q, sizeof q);
             for (int l = 0; l < LANES && g * LANES + l < p.rows; l++) {
                 j->c[(p.o + g * LANES + l) * blocks + p.i / NVFP4_BLOCK + b] = c[l];
@@ -300,6 +307,33 @@ FN void tile_posthoc_scales(const QuantizeJob *j, TilePlace p) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// MXFP4: no tensor scale, one pass. The tile's rotated values -> codes (or codes x 2^e), in place.
+
+FN void tile_mx_quantize(Tile t, const QuantizeJob *j, TilePlace p) {
+    const int64_t blocks = j->inner / MXFP4_BLOCK;
+    for (int g = 0; g < TILE_GROUPS && g * LANES < p.rows; g++)
+        for (int b = 0; b < p.n / MXFP4_BLOCK; b++) {
+            float (*x)[LANES] = t[g] + b * MXFP4_BLOCK, s[LANES];
+            const int64_t o = p.o + g * LANES, i = p.i + b * MXFP4_BLOCK;
+            LaneBlock32 q;
+            LaneBlock32Bits u;                                         // random words, or QuEST's mask
+            uint32_t scale[LANES];
+            if (j->spec->rounding == ROUND_QUEST) mx_quest_block(x, q, scale, u);
+            else {
+                tile_words(j, o, i, j->inner, MXFP4_BLOCK, u);
+                mx_sr_block(x, u, q, scale);
+            }
+            EACH_LANE(l) s[l] = j->decode ? e8m0_decode(scale[l]) : 1.0f;
+            for (int k = 0; k < MXFP4_BLOCK; k++) EACH_LANE(l) x[k][l] = f32_mul(q[k][l], s[l]);
+            for (int l = 0; l < LANES && o + l < j->outer; l++) {
+                if (j->scales) j->scales[(o + l) * blocks + i / MXFP4_BLOCK] = (uint8_t)scale[l];
+                for (int k = 0; j->mask && k < MXFP4_BLOCK; k++)
+                    j->mask[(o + l) * j->outer_stride + (i + k) * j->inner_stride] = (uint8_t)u[k][l];
+            }
+        }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Passes over a tensor
 
 FN uint32_t pass_amax_bits(const float *x, int64_t count) {
@@ -308,7 +342,8 @@ FN uint32_t pass_amax_bits(const float *x, int64_t count) {
     for (int64_t k = 0; k < count; k++) m = u32_max(m, f32_bits(x[k]) & 0x7FFFFFFFu);
     return m;
 }
-// Rotates x into out; -> bits of the rotated amax. cmax not NULL: MS-EDEN post hoc, codes into out; *cmax: bits of the largest c.
+// Rotates x into out; -> bits of the rotated amax. MXFP4: quantizes too. cmax not NULL: MS-EDEN post hoc, codes into out; *cmax: bits
+// of the largest c.
 FN uint32_t pass_rotate(const float *x, const QuantizeJob *j, uint32_t *cmax) {
     const int64_t tiles = tile_count(j);
     uint32_t m = 0, most = 0;
@@ -320,6 +355,7 @@ FN uint32_t pass_rotate(const float *x, const QuantizeJob *j, uint32_t *cmax) {
         if (j->spec->rotation) tile_rotate(t, j, p.n);
         m = u32_max(m, tile_amax_bits(t, p.n));
         if (cmax) most = u32_max(most, tile_posthoc_codes(t, j, p));
+        else if (j->spec->format == FORMAT_MXFP4) tile_mx_quantize(t, j, p);
         tile_store(t, j->out, j, p);
     }
     if (cmax) *cmax = most;
@@ -357,6 +393,35 @@ FN float *quantize_scratch(int64_t count) {
     }
     return scratch;
 }
+// Bits of a float32 in the order of its values, and back.
+FN uint32_t order_bits(float x) { const uint32_t u = f32_bits(x); return u >> 31 ? ~u : u | 0x80000000u; }
+FN float order_value(uint32_t o) { return f32_from_bits(o >> 31 ? o & 0x7FFFFFFFu : ~o); }
+// The value of rank k of count, from 0 in ascending order: counts the upper halves of the bits, then the lower halves below the
+// upper half found. Two passes, no sorting. x: no NaN.
+FN float value_of_rank(const float *x, int64_t count, int64_t k) {
+    int64_t *counts = (int64_t *)xcalloc(1 << 16, sizeof(int64_t));
+    uint32_t upper = 0, lower = 0;
+    for (int64_t i = 0; i < count; i++) counts[order_bits(x[i]) >> 16]++;
+    while (k >= counts[upper]) k -= counts[upper++];
+    memset(counts, 0, (1 << 16) * sizeof(int64_t));
+    for (int64_t i = 0; i < count; i++) if (order_bits(x[i]) >> 16 == upper) counts[order_bits(x[i]) & 0xFFFFu]++;
+    while (k >= counts[lower]) k -= counts[lower++];
+    free(counts);
+    return order_value(upper << 16 | lower);
+}
+// Whether some quantizer here is what spec asks for.
+FN int operand_is_known(const OperandSpec *s) {
+    const int nearest = s->rounding == ROUND_RTN || s->rounding == ROUND_FOUR_SIX;
+    switch (s->format) {
+    case FORMAT_FLOAT: return (s->rounding == ROUND_NONE || s->rounding == ROUND_BF16) && s->block == BLOCK_NONE;
+    case FORMAT_NVFP4:
+        if (s->block == BLOCK_16X16) return nearest;
+        return s->block == BLOCK_1X16 && s->rounding >= ROUND_RTN && s->rounding <= ROUND_MS_EDEN_SEARCH;
+    case FORMAT_MXFP4: return s->block == BLOCK_1X32 && (s->rounding == ROUND_QUEST || s->rounding == ROUND_SR);
+    case FORMAT_E2M1: return s->block == BLOCK_ROW && s->rounding == ROUND_RTN;
+    default: return s->block == BLOCK_TENSOR && s->rounding == ROUND_RTN;  // FP8
+    }
+}
 // The operand's shape and strides; fatal if its blocks or its rotation do not divide it.
 FN QuantizeJob quantize_job(int64_t rows, int64_t cols, int along_rows, const OperandSpec *spec) {
     QuantizeJob j;
@@ -365,117 +430,152 @@ FN QuantizeJob quantize_job(int64_t rows, int64_t cols, int along_rows, const Op
     j.outer_stride = along_rows ? 1 : cols; j.inner_stride = along_rows ? cols : 1;
     j.spec = spec;
     j.ts.st = 1.0f;
-    const int d = spec->rotation, block = spec->format == FORMAT_NVFP4 ? NVFP4_BLOCK : 1, unit = d > block ? d : block;
+    const int d = spec->rotation, unit = d > operand_block(spec) ? d : operand_block(spec);
     if (d && (d < 2 || d > ROTATION_MAX || (d & (d - 1))))
         fatal("rotation of %d: it must be a power of two from 2 to %d", d, ROTATION_MAX);
+    if (!operand_is_known(spec))
+        fatal("no quantizer rounds by %d to format %d in blocks of kind %d: mend the recipe's row", (int)spec->rounding, (int)spec->format, (int)spec->block);
     if (rows < 1 || cols < 1 || j.inner % unit)
         fatal("cannot quantize a tensor of %lld x %lld along its %s: the length along the blocks must be a multiple of %d",
               (long long)rows, (long long)cols, along_rows ? "rows" : "columns", unit);
     return j;
 }
-FN void quantize_plain(const float *x, const QuantizeJob *j, int64_t count) {
-    if (j->spec->rotation) { pass_rotate(x, j, NULL); x = j->out; }
+FN void quantize_plain(const float *x, const QuantizeJob *j) {
+    const int64_t count = j->outer * j->inner;
     float *out = j->out;
     if (j->spec->rounding == ROUND_BF16) {
 #pragma omp parallel for schedule(static) if (count >= PARALLEL_COUNT)
         for (int64_t k = 0; k < count; k++) out[k] = bf16_round(x[k]);
     } else if (x != out) memcpy(out, x, (size_t)count * sizeof(float));
 }
+// FP8, one scale a tensor: out = FP8 values; -> the factor that turns them into x.
+FN float quantize_fp8(const float *x, const QuantizeJob *j, float amax) {
+    const int64_t count = j->outer * j->inner;
+    const int e5m2 = j->spec->format == FORMAT_E5M2;
+    const PlainScale s = plain_scale(amax, e5m2 ? E5M2_MAX : E4M3_MAX);
+    float *out = j->out;
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_COUNT)
+    for (int64_t k = 0; k < count; k++) {
+        const float v = f32_mul(x[k], s.inv);
+        out[k] = e5m2 ? e5m2_round(v) : e4m3_round(v);
+    }
+    return s.factor;
+}
+// E2M1, a float32 scale for each row of the operand. The rows' factors are no part of an alpha: with decode they are multiplied in,
+// out = code x factor in float32 (a GPU multiplies codes and scales the product's rows and columns).
+FN void quantize_rows(const float *x, const QuantizeJob *j) {
+#pragma omp parallel for schedule(static) if (j->outer * j->inner >= PARALLEL_COUNT)
+    for (int64_t o = 0; o < j->outer; o++) {
+        const float *from = x + o * j->outer_stride;
+        float *to = j->out + o * j->outer_stride, amax = 0.0f;
+        for (int64_t i = 0; i < j->inner; i++) amax = f32_max(f32_abs(from[i * j->inner_stride]), amax);
+        const PlainScale s = plain_scale(amax, E2M1_MAX);
+        const float factor = j->decode ? s.factor : 1.0f;
+        for (int64_t i = 0; i < j->inner; i++)
+            to[i * j->inner_stride] = f32_mul(e2m1_round(f32_mul(from[i * j->inner_stride], s.inv)), factor);
+    }
+}
+// NVFP4. -> bits of the largest magnitude; j->ts.st: the tensor scale.
+FN uint32_t quantize_nvfp4(const float *x, QuantizeJob *j) {
+    const Rounding rounding = j->spec->rounding;
+    uint32_t amax, cmax;
+    if (rounding == ROUND_MS_EDEN_POSTHOC || rounding == ROUND_MS_EDEN_SEARCH) {
+        j->c = quantize_scratch(j->outer * (j->inner / NVFP4_BLOCK));
+        amax = pass_rotate(x, j, &cmax);
+        j->ts.st = ms_eden_posthoc_tensor_scale(f32_from_bits(cmax));
+        if (amax < 0x7F800000u) pass_posthoc_scales(j);
+        return amax;
+    }
+    amax = j->spec->rotation ? pass_rotate(x, j, NULL) : pass_amax_bits(x, j->outer * j->inner);
+    const float override_ = rounding == ROUND_SR ? SR_OVERRIDE : rounding == ROUND_MS_EDEN ? EDEN_OVERRIDE : 1.0f;
+    const float bound = rounding == ROUND_RTN || rounding == ROUND_SR ? RTN_BOUND : rounding == ROUND_MS_EDEN ? EDEN_BOUND : FOUR_SIX_BOUND;
+    j->ts = nvfp4_tensor_scale(f32_from_bits(amax), override_, bound);
+    if (amax < 0x7F800000u) pass_quantize(j->spec->rotation ? j->out : x, j);
+    return amax;
+}
+
+// Limits of the clamp: the values of rank k and count-1-k (from 0, ascending), k = clamp_percent % of count rounded down. x: no NaN.
+typedef struct { float low, high; } ClampLimits;
+FN ClampLimits clamp_limits(const float *x, int64_t count, int percent) {
+    const int64_t k = count / 100 * percent + count % 100 * percent / 100;
+    ClampLimits c;
+    c.low = value_of_rank(x, count, k);
+    c.high = value_of_rank(x, count, count - 1 - k);
+    return c;
+}
+HD float clamp_value(float x, ClampLimits c) { return x < c.low ? c.low : x > c.high ? c.high : x; }
+FN void pass_clamp(const float *x, float *out, int64_t count, int percent) {
+    const ClampLimits c = clamp_limits(x, count, percent);
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_COUNT)
+    for (int64_t k = 0; k < count; k++) out[k] = clamp_value(x[k], c);
+}
+// out = what the clamp cuts off x, in BF16: 0 within the limits.
+FN void clamp_residual(float *out, const float *x, int64_t count, int percent) {
+    const ClampLimits c = clamp_limits(x, count, percent);
+#pragma omp parallel for schedule(static) if (count >= PARALLEL_COUNT)
+    for (int64_t k = 0; k < count; k++) out[k] = bf16_round(f32_sub(x[k], clamp_value(x[k], c)));
+}
+
+// Every quantizer. j->out: codes, or codes x block (or row) scales with j->decode; -> the factor that turns those into the operand. A NaN
+// or an infinity in x (or in the rotated x) makes factor and out NaN and the block scales 0, so that it cannot be trained on
+// unseen; but the plain roundings hand it on as it is.
+FN float quantize_run(QuantizeJob *j, const float *x) {
+    const OperandSpec *spec = j->spec;
+    const int64_t count = j->outer * j->inner;
+    uint32_t amax = spec->clamp_percent ? pass_amax_bits(x, count) : 0;
+    float factor = 1.0f;
+    if (spec->clamp_percent && amax < 0x7F800000u) { pass_clamp(x, j->out, count, spec->clamp_percent); x = j->out; }
+    if (spec->format == FORMAT_FLOAT) {
+        if (spec->rotation) { pass_rotate(x, j, NULL); x = j->out; }
+        quantize_plain(x, j);
+        return 1.0f;
+    }
+    if (amax < 0x7F800000u && spec->format == FORMAT_NVFP4) {
+        amax = quantize_nvfp4(x, j);
+        factor = j->ts.st;
+    } else if (amax < 0x7F800000u && spec->format == FORMAT_MXFP4) {
+        amax = pass_rotate(x, j, NULL);
+        factor = spec->rounding == ROUND_SR ? MX_SR_FACTOR : 1.0f;
+    } else if (amax < 0x7F800000u) {
+        amax = spec->rotation ? pass_rotate(x, j, NULL) : pass_amax_bits(x, count);
+        if (spec->rotation) x = j->out;
+        if (spec->format == FORMAT_E2M1) quantize_rows(x, j);
+        else factor = quantize_fp8(x, j, f32_from_bits(amax));
+    }
+    if (amax < 0x7F800000u) return factor;
+    for (int64_t k = 0; k < count; k++) j->out[k] = NAN;
+    const int64_t outer = spec->block == BLOCK_16X16 ? (j->outer + 15) / 16 : j->outer;
+    if (j->scales) memset(j->scales, 0, (size_t)(outer * (j->inner / operand_block(spec))));
+    return NAN;
+}
 
 // Quantizes x, (rows, cols) row-major, along its columns (along_rows = 0) or along its rows (1: the operand is the transpose),
 // after the rotation that spec asks for. out: laid out like x, may be x; values of the E2M1 grid (codes), or codes x s_b
-// (decode), exact in BF16. scales: E4M3 codes, row-major (outer, inner/16), or (outer/16 rounded up, inner/16) for 16x16; may
-// be NULL. -> the tensor scale s_t: operand = code x s_b x s_t. A NaN or an infinity in x (or in the rotated x) makes s_t and
-// out NaN and the block scales 0, so that it cannot be trained on unseen. Errors: fatal, a length that blocks or rotation do not divide.
+// (decode), exact in BF16 but for FORMAT_E2M1. scales: see QuantizeJob; may be NULL. -> the tensor scale: operand = code x s_b x s_t (see
+// quantize_run; there also: NaN and infinity). Errors: fatal, a length that blocks or rotation do not divide.
 FN float quantize_tensor(float *out, uint8_t *scales, const float *x, int64_t rows, int64_t cols, int along_rows,
                          const OperandSpec *spec, const QuantizeRandom *random, int decode) {
     QuantizeJob j = quantize_job(rows, cols, along_rows, spec);
     j.random = random; j.decode = decode;
     j.out = out; j.scales = scales;
-    const int64_t count = rows * cols, blocks = j.inner / NVFP4_BLOCK;
-    if (spec->format == FORMAT_FLOAT) { quantize_plain(x, &j, count); return 1.0f; }
-
-    uint32_t amax;
-    if (spec->rounding == ROUND_MS_EDEN_POSTHOC) {
-        uint32_t cmax;
-        j.c = quantize_scratch(j.outer * blocks);
-        amax = pass_rotate(x, &j, &cmax);
-        j.ts.st = ms_eden_posthoc_tensor_scale(f32_from_bits(cmax));
-        if (amax < 0x7F800000u) pass_posthoc_scales(&j);
-    } else {
-        amax = spec->rotation ? pass_rotate(x, &j, NULL) : pass_amax_bits(x, count);
-        const float override_ = spec->rounding == ROUND_SR ? SR_OVERRIDE : spec->rounding == ROUND_MS_EDEN ? EDEN_OVERRIDE : 1.0f;
-        const float bound = spec->rounding == ROUND_FOUR_SIX ? FOUR_SIX_BOUND : spec->rounding == ROUND_MS_EDEN ? EDEN_BOUND : RTN_BOUND;
-        j.ts = nvfp4_tensor_scale(f32_from_bits(amax), override_, bound);
-        if (amax < 0x7F800000u) pass_quantize(spec->rotation ? out : x, &j);
-    }
-    if (amax >= 0x7F800000u) {
-        for (int64_t k = 0; k < count; k++) out[k] = NAN;
-        if (scales) memset(scales, 0, (size_t)((spec->block == BLOCK_16X16 ? (j.outer + 15) / 16 : j.outer) * blocks));
-        j.ts.st = NAN;
-    }
-    return j.ts.st;
+    return quantize_run(&j, x);
 }
 
 // A GEMM operand for an emulated product: out = code x s_b as float32, each value exact in BF16 (float32 or BF16-rounded values
-// for the plain roundings); -> the factor that turns out into the operand (s_t; 1 for the plain roundings), NaN if x holds a NaN or an
-// infinity. The rotation is not normalised: the product of two rotated operands is to be multiplied by 1/rotation.
+// for the plain roundings; FORMAT_E2M1: code x row scale in float32); -> the factor that turns out into the operand (s_t; 1 for the plain
+// roundings), NaN if x holds a NaN or an infinity. The rotation is not normalised (but MXFP4's is): the product of two rotated
+// operands is to be multiplied by 1/rotation. mask: QuEST's, laid out like x; NULL if not wanted.
+FN float quantize_operand_masked(float *out, uint8_t *mask, const float *x, int64_t rows, int64_t cols, int along_rows,
+                                 const OperandSpec *spec, const QuantizeAddress *at) {
+    const QuantizeRandom random = quantize_random(at, spec);
+    QuantizeJob j = quantize_job(rows, cols, along_rows, spec);
+    j.random = &random; j.decode = 1;
+    j.out = out; j.mask = mask;
+    return quantize_run(&j, x);
+}
 FN float quantize_operand(float *out, const float *x, int64_t rows, int64_t cols, int along_rows, const OperandSpec *spec,
                           const QuantizeAddress *at) {
-    QuantizeRandom random = quantize_random(at, spec);
-    return quantize_tensor(out, NULL, x, rows, cols, along_rows, spec, &random, 1);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Packed tensors: what a GPU stores, and what block-scaled FP4 GEMMs read.
-
-typedef struct {
-    int64_t outer, inner;            // of the operand: for along_rows = 1 the transpose of the tensor
-    int64_t padded;                  // outer rounded up to 128; the rows beyond outer hold zero codes and zero scales
-    uint8_t *codes;                  // (padded, inner/2): E2M1, the even index in the low nibble
-    uint8_t *scales;                 // E4M3 block scales in cuBLASLt's 128x4 tiles, see tiled_scale_offset()
-    int64_t code_bytes, scale_bytes;
-    float st;                        // tensor scale
-} PackedTensor;
-
-FN void packed_free(PackedTensor *p) {
-    free(p->codes); free(p->scales);
-    memset(p, 0, sizeof *p);
-}
-// Quantizes x as quantize_tensor() does and packs the operand. A 16x16 tile's scale is stored for each of its 16 rows. To be
-// freed by packed_free().
-FN PackedTensor quantize_pack(const float *x, int64_t rows, int64_t cols, int along_rows, const OperandSpec *spec, const QuantizeRandom *random) {
-    if (spec->format != FORMAT_NVFP4) fatal("only NVFP4 operands can be packed in four bits");
-    const QuantizeJob j = quantize_job(rows, cols, along_rows, spec);
-    PackedTensor p;
-    p.outer = j.outer; p.inner = j.inner;
-    p.padded = (p.outer + 127) / 128 * 128;
-    const int64_t blocks = p.inner / NVFP4_BLOCK, tile_rows = spec->block == BLOCK_16X16 ? NVFP4_BLOCK : 1;
-    float *q = (float *)xcalloc((size_t)(rows * cols), sizeof(float));
-    uint8_t *scales = (uint8_t *)xcalloc((size_t)(p.outer * blocks), 1);
-    p.st = quantize_tensor(q, scales, x, rows, cols, along_rows, spec, random, 0);
-    p.code_bytes = p.padded * (p.inner / 2);
-    p.scale_bytes = p.padded * ((blocks + 3) / 4 * 4);
-    p.codes = (uint8_t *)xcalloc((size_t)p.code_bytes, 1);
-    p.scales = (uint8_t *)xcalloc((size_t)p.scale_bytes, 1);
-    for (int64_t o = 0; o < p.outer; o++) {
-        for (int64_t i = 0; i < p.inner; i++) {
-            const uint32_t code = e2m1_encode(q[o * j.outer_stride + i * j.inner_stride]);
-            p.codes[o * (p.inner / 2) + i / 2] |= (uint8_t)(code << (i % 2 * 4));
-        }
-        for (int64_t b = 0; b < blocks; b++) p.scales[tiled_scale_offset(o, b, blocks)] = scales[o / tile_rows * blocks + b];
-    }
-    free(q); free(scales);
-    return p;
-}
-// out (outer, inner) = code x s_b, exact in BF16; -> s_t.
-FN float packed_unpack(const PackedTensor *p, float *out) {
-    const int64_t blocks = p->inner / NVFP4_BLOCK;
-    for (int64_t o = 0; o < p->outer; o++) for (int64_t i = 0; i < p->inner; i++) {
-        const uint32_t code = (uint32_t)p->codes[o * (p->inner / 2) + i / 2] >> (i % 2 * 4) & 15u;
-        out[o * p->inner + i] = f32_mul(e2m1_decode(code), e4m3_decode(p->scales[tiled_scale_offset(o, i / NVFP4_BLOCK, blocks)]));
-    }
-    return p->st;
+    return quantize_operand_masked(out, NULL, x, rows, cols, along_rows, spec, at);
 }
 
 #endif

@@ -47,6 +47,10 @@ __device__ __forceinline__ Bf16x8 pack8(const float x[8]) {
 __device__ __forceinline__ void store8(bf16 *p, Bf16x8 v) { *reinterpret_cast<uint4 *>(p) = v.u; }
 __device__ __forceinline__ void store8_streaming(bf16 *p, Bf16x8 v) { __stcs(reinterpret_cast<uint4 *>(p), v.u); }
 
+// Address in shared memory, as the PTX instructions take it.
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) x += __shfl_xor_sync(0xFFFFFFFFu, x, o);

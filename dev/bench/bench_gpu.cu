@@ -1,0 +1,193 @@
+// bench_gpu.cu: training speed and memory of the reference models on this card, beside the peers' figures on one H200 and the limit of each step.
+//
+//   bench_gpu [--profile] [--model 30M|100M|560M|1.9B] [--recipe bf16|quartet2] [--gemm] [--steps N]
+//
+// Random tokens; 5 steps to warm up, then the median of N = 10. Limit: what the step would take if its matrix products ran at the rates measured
+// alone in this run, everything else moved its least bytes at the copy bandwidth measured in this run, and attention took the
+// time it takes here. Memory: what the model took of the card's free memory, CUDA's context (printed once) not counted.
+#include <getopt.h>
+
+#include "llmc/cuda/backend.cuh"
+
+enum { WARM_UP = 5, PROFILED_STEPS = 2, MAX_STEPS = 200 };
+
+typedef struct {
+    const char *name;
+    int layers, width, heads, vocab, batch, seq;
+    double peer_bf16, floor_bf16, peer_quartet2, floor_quartet2, floor_gib;  // tokens/s; 0: no figure
+} Row;
+static const Row ROWS[] = {
+    {"30M", 6, 640, 5, 32000, 128, 512, 1326000, 1380000, 372000, 1000000, 10},
+    {"100M", 8, 1024, 8, 32000, 128, 512, 584000, 600000, 196000, 470000, 18},
+    {"560M", 20, 1280, 10, 65536, 16, 2048, 151500, 157000, 0, 128000, 30},
+    {"1.9B", 32, 2048, 16, 65536, 8, 2048, 45750, 48000, 20100, 40000, 50},
+};
+enum { ROW_COUNT = sizeof ROWS / sizeof ROWS[0] };
+
+typedef struct { const char *model, *recipe; int profile, gemm, steps; } Options;
+
+static Options options_parse(int argc, char **argv) {
+    static const struct option known[] = {{"profile", no_argument, NULL, 'p'}, {"model", required_argument, NULL, 'm'}, {"recipe", required_argument, NULL, 'r'},
+                                          {"gemm", no_argument, NULL, 'g'}, {"steps", required_argument, NULL, 's'}, {NULL, 0, NULL, 0}};
+    Options o = {NULL, NULL, 0, 0, 10};
+    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        if (c == 'p') o.profile = 1;
+        else if (c == 'g') o.gemm = 1;
+        else if (c == 'm') o.model = optarg;
+        else if (c == 'r') o.recipe = optarg;
+        else if (c == 's') o.steps = atoi(optarg);
+        else fatal_usage("bench_gpu [--profile] [--gemm] [--model 30M|100M|560M|1.9B] [--recipe bf16|quartet2] [--steps N]");
+    }
+    if (optind < argc) fatal_usage("bench_gpu: unknown argument %s", argv[optind]);
+    if (o.steps < 1 || o.steps > MAX_STEPS) fatal_usage("bench_gpu --steps: 1 to %d", MAX_STEPS);
+    if (o.recipe) recipe_find(o.recipe);
+    int found = !o.model;
+    for (int i = 0; o.model && i < ROW_COUNT; i++) found |= strcmp(o.model, ROWS[i].name) == 0;
+    if (!found) fatal_usage("bench_gpu --model %s: the models are 30M, 100M, 560M, 1.9B", o.model);
+    return o;
+}
+
+// Bytes/s, read and written, of a device copy of 2 GiB; the best of five.
+static double measure_copy() {
+    const size_t bytes = (size_t)1 << 30;
+    char *a, *b;
+    cudaEvent_t start, stop;
+    float best = 0;
+    CUDA_CHECK(cudaMalloc(&a, bytes)); CUDA_CHECK(cudaMalloc(&b, bytes));
+    CUDA_CHECK(cudaMemset(a, 1, bytes));
+    CUDA_CHECK(cudaEventCreate(&start)); CUDA_CHECK(cudaEventCreate(&stop));
+    for (int i = 0; i < 6; i++) {
+        float ms;
+        CUDA_CHECK(cudaEventRecord(start));
+        CUDA_CHECK(cudaMemcpyAsync(b, a, bytes, cudaMemcpyDeviceToDevice));
+        CUDA_CHECK(cudaEventRecord(stop));
+        CUDA_CHECK(cudaEventSynchronize(stop));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        if (best == 0 || ms < best) best = ms;
+    }
+    CUDA_CHECK(cudaEventDestroy(start)); CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaFree(a)); CUDA_CHECK(cudaFree(b));
+    return 2.0 * (double)bytes / (best * 1e-3);
+}
+// Weights uniform with standard deviation `std`; ones where std is 0. On the device: 1.9 B normal values would take the host seconds.
+__global__ static void weights_fill_kernel(bf16 *w, int64_t count, float std, uint32_t salt) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 0x9E3779B1u + salt;
+        h ^= h >> 15; h *= 0x85EBCA77u; h ^= h >> 13; h *= 0xC2B2AE3Du; h ^= h >> 16;
+        w[i] = __float2bfloat16(std > 0 ? std * 3.4641016f * ((float)h * 0x1p-32f - 0.5f) : 1.0f);
+    }
+}
+static void weights_fill(Llama *m) {
+    for (int i = 0; i < m->table.count; i++) {
+        const Param *p = &m->table.params[i];
+        weights_fill_kernel<<<1024, 256, 0, m->stream>>>(m->params + p->offset, p->count, p->init_std, (uint32_t)i * 7919u);
+        CUDA_LAUNCHED();
+    }
+}
+static void bench_step(Llama *m, int64_t step, const int32_t *tokens) {
+    const AdamWOptions adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, step};
+    llama_step_begin(m, step);
+    llama_micro_step(m, 0, tokens, tokens + m->M);
+    llama_step_end(m, &adamw);
+}
+static int float_order(const void *a, const void *b) { return *(const float *)a < *(const float *)b ? -1 : *(const float *)a > *(const float *)b; }
+
+// Median milliseconds of a step. The host runs one step ahead, as in training.
+static float bench_time(Llama *m, const int32_t *tokens, int steps, StepResult *last) {
+    cudaEvent_t events[MAX_STEPS + 1];
+    float ms[MAX_STEPS];
+    for (int i = 0; i <= steps; i++) CUDA_CHECK(cudaEventCreate(&events[i]));
+    for (int s = 0; s < WARM_UP + steps; s++) {
+        if (s >= WARM_UP) CUDA_CHECK(cudaEventRecord(events[s - WARM_UP], m->stream));
+        bench_step(m, s, tokens);
+        if (s > 0) *last = llama_step_result(m);
+    }
+    CUDA_CHECK(cudaEventRecord(events[steps], m->stream));
+    *last = llama_step_result(m);
+    CUDA_CHECK(cudaEventSynchronize(events[steps]));
+    for (int i = 0; i < steps; i++) CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[i], events[i + 1]));
+    for (int i = 0; i <= steps; i++) CUDA_CHECK(cudaEventDestroy(events[i]));
+    qsort(ms, (size_t)steps, sizeof *ms, float_order);
+    return steps % 2 ? ms[steps / 2] : 0.5f * (ms[steps / 2 - 1] + ms[steps / 2]);
+}
+// Limit of the step in ms; the family table when asked for.
+static double bench_profile(Llama *m, const int32_t *tokens, double copy, int print) {
+    Profile *p = profile_create(PROFILED_STEPS * (m->options.config.layers * 64 + 64 + 4 * (int)(m->M / m->head_rows + 1)));
+    m->profile = m->work.profile = p;
+    for (int s = 0; s < PROFILED_STEPS; s++) bench_step(m, WARM_UP + MAX_STEPS + s, tokens);
+    profile_collect(p, m->stream);
+    m->profile = m->work.profile = NULL;
+    for (int s = 0; s < PROFILED_STEPS; s++) llama_step_result(m);
+    double limit = 0, sum = 0;
+    if (print) printf("    %-20s %9s %9s %7s %9s\n", "family", "ms", "floor ms", "ratio", "launches");
+    for (int f = 0; f < FAMILY_COUNT; f++) {
+        const double ms = p->ms[f] / PROFILED_STEPS;
+        const int attention = f == FAMILY_ATTENTION_FORWARD || f == FAMILY_ATTENTION_BACKWARD;
+        const double floor = attention ? ms : (p->product_ms[f] + p->bytes[f] / copy * 1e3) / PROFILED_STEPS;
+        limit += floor; sum += ms;
+        if (print && p->launches[f])
+            printf("    %-20s %9.3f %9.3f %7.2f %9d\n", FAMILY_NAMES[f], ms, floor, floor > 0 ? ms / floor : 0.0, p->launches[f] / PROFILED_STEPS);
+    }
+    if (print) printf("    %-20s %9.3f %9.3f %7.2f\n", "sum", sum, limit, sum / limit);
+    profile_free(p);
+    return limit;
+}
+static void gemm_table(const Gemm *g) {
+    for (int i = 0; i < g->count; i++) {
+        const GemmPlan *p = &g->plans[i];
+        char text[96];
+        printf("    %-36s %8.3f ms %6.1f TFLOP/s   %d of %d proposals give the same bits, the fastest of all takes %.3f ms\n",
+               gemm_describe(&p->shape, text, sizeof text), p->ms, 2e-9 * (double)p->shape.m * (double)p->shape.n * (double)p->shape.k / p->ms,
+               p->same_bits, p->proposals, p->best_ms);
+    }
+}
+static void bench_row(const Row *r, const char *recipe, const Options *o, double copy) {
+    LlamaOptions options;
+    memset(&options, 0, sizeof options);
+    const LlamaConfig config = {r->layers, r->width, r->heads, r->heads, llama_default_ffn(r->width), r->vocab, r->seq, 0, 1e-5f, 1e4f};
+    options.config = config; options.recipe = recipe_find(recipe);
+    options.batch = r->batch; options.micro_batches = 1; options.seed = 1;
+    size_t before, after, total;
+    CUDA_CHECK(cudaMemGetInfo(&before, &total));
+    Llama *m = llama_create(&options);
+    weights_fill(m);
+    int32_t *tokens = (int32_t *)xcalloc((size_t)m->M * 2, sizeof *tokens);
+    for (int64_t i = 0; i < 2 * m->M; i++) tokens[i] = (int32_t)(rng_word(rng_stream(3, 0, rng_address(RNG_SAMPLE, 0, 0, 0, 0, 0)), (uint64_t)i) % (uint32_t)r->vocab);
+    StepResult last = {0, 0, 0};
+    const double ms = bench_time(m, tokens, o->steps, &last);
+    const double limit = bench_profile(m, tokens, copy, 0);
+    CUDA_CHECK(cudaMemGetInfo(&after, &total));
+    const int quantized = strcmp(recipe, "bf16") != 0;
+    const double rate = (double)m->M / ms * 1e3, gib = (double)(before - after) / (1 << 30);
+    const double floor_rate = quantized ? r->floor_quartet2 : r->floor_bf16, peer = quantized ? r->peer_quartet2 : r->peer_bf16;
+    const double peak = llama_peak_flops(m), mfu = peak > 0 ? 100 * rate * llama_flops_per_token(&config, &m->table) / peak : 0;
+    printf("%-5s %3dx%-4d %-9s %10.0f %10.0f %-6s %9.0f %8.2f %6.1f %7.2f %5.0f %-6s %8.2f %6.3f   loss %.3f%s\n", r->name, r->batch, r->seq, recipe, rate, floor_rate,
+           rate >= floor_rate ? "met" : "MISSED", peer, ms, mfu, gib, r->floor_gib, gib <= r->floor_gib ? "met" : "MISSED", limit, ms / limit,
+           last.loss, last.finite ? "" : " NOT FINITE");
+    if (o->profile) {
+        bench_profile(m, tokens, copy, 1);
+        printf("    attention: %s, workspace %.1f MiB\n", attention_plan_name(m->attention), (double)m->attention->workspace_bytes / 1048576);
+    }
+    if (o->gemm) gemm_table(&m->gemm);
+    fflush(stdout);
+    free(tokens);
+    llama_free(m);
+}
+
+int main(int argc, char **argv) {
+    const Options o = options_parse(argc, argv);
+    const Device d = device_open();
+    const double copy = measure_copy();
+    int driver;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    printf("%s, %d SMs, %.0f MHz at most, driver for CUDA %d.%d, cuBLASLt %zu, copy %.2f TB/s, peak %.0f TFLOP/s, CUDA context %.2f GiB\n", d.name, d.sms, d.clock_khz * 1e-3,
+           driver / 1000, driver % 1000 / 10, cublasLtGetVersion(), copy * 1e-12, d.peak_flops * 1e-12, (double)(d.total_bytes - d.free_bytes) / (1 << 30));
+    printf("%-5s %-8s %-9s %10s %10s %-6s %9s %8s %6s %7s %5s %-6s %8s %6s\n", "model", "B x T", "recipe", "tokens/s", "at least", "", "peer", "ms", "MFU %", "GiB",
+           "most", "", "limit ms", "ratio");
+    for (int i = 0; i < ROW_COUNT; i++) {
+        if (o.model && strcmp(o.model, ROWS[i].name) != 0) continue;
+        if (!o.recipe || strcmp(o.recipe, "bf16") == 0) bench_row(&ROWS[i], "bf16", &o, copy);
+        if (!o.recipe || strcmp(o.recipe, "bf16") != 0) bench_row(&ROWS[i], o.recipe ? o.recipe : "quartet2", &o, copy);
+    }
+    return 0;
+}
