@@ -42,7 +42,8 @@ one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build
 text=(llmc/*.h llmc/cpu/*.h llmc/cuda/*.cuh dev/test/*.c data/*.py)
 train() { # PROGRAM RECIPE OUT EXTRA...
     local program=$1 recipe=$2 out=$3; shift 3
-    "$program" --model tiny --recipe "$recipe" --train-data "$tmp/data/train_*.bin" --batch 8 --out "$out" --eval-every 0 --sample-every 0 --save-every 0 --log-every 1 "$@"
+    # At a calm rate: at the preset's 3e-3 this model spikes, and there float32 and BF16 on the CPU alone are 12 % apart.
+    "$program" --model tiny --recipe "$recipe" --train-data "$tmp/data/train_*.bin" --batch 8 --lr 5e-4 --out "$out" --eval-every 0 --sample-every 0 --save-every 0 --log-every 1 "$@"
 }
 losses() { sed -nE 's/.*"step": ?([0-9]+),.*"loss": ?([0-9.eE+-]+).*/\1 \2/p' "$1/log.jsonl"; }
 same_losses() { losses "$1" >"$tmp/a"; losses "$2" >"$tmp/b"; [ -s "$tmp/a" ] && cmp "$tmp/a" "$tmp/b"; }
@@ -85,15 +86,23 @@ too_large() { train ./train_gpt_nvfp4 bf16 "$tmp/none" --steps 1 --model 1.9B --
 one "no GPU is an error of one line" refuses "no NVIDIA GPU" no_gpu
 one "too large for the card: by how much, what helps" refuses "too little.*--recompute block.*--batch" too_large
 
-# compute-sanitizer, several programs at a time.
-sanitize() { # TOOL PROGRAM : leaves a log and an exit status
-    local quick=(); [[ $2 = build/cuda/* ]] && quick=(--quick)
-    timeout 120 "$check" --tool "$1" --error-exitcode 9 --print-limit 3 "$2" ${quick[@]+"${quick[@]}"} >"$tmp/$1-${2##*/}.log" 2>&1
-    echo $? >"$tmp/$1-${2##*/}.rc"
+# compute-sanitizer, several programs at a time. cuDNN's and cuBLASLt's own kernels order shared memory by means that racecheck does
+# not know, and write by the copy engine, which initcheck does not see: reports that name them are left out.
+sanitize() { # TOOL PROGRAM : leaves a log, and an exit status: 0 when the program passed and no kernel of ours was reported
+    local quick=() log="$tmp/$1-${2##*/}.log" rc; [[ $2 = build/cuda/* ]] && quick=(--quick)
+    timeout 150 "$check" --tool "$1" --print-limit 2000 "$2" ${quick[@]+"${quick[@]}"} >"$log" 2>&1; rc=$?
+    [ $rc = 0 ] && grep -qE 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" && awk '
+        function judge(line) { if (line !~ /cudnn|nvjet|cutlass|cublas/) ours++ }
+        /^========= (Error:|Invalid|Uninitialized|Program hit|Race|Out-of-range|Misaligned|Leaked)/ { if (/ at /) judge($0); else waiting = 1; next }
+        waiting && /^=========     at / { judge($0); waiting = 0 }
+        END { if (waiting) ours++; exit ours > 0 }' "$log"
+    echo $? >"${log%.log}.rc"
 }
 if [ $sanitizer = 1 ]; then
     check=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer 2>/dev/null || true)
-    programs=(build/test_gpt2 build/test_linear_gpu "${ladders[@]}"); at_once=$(($(nproc) / 2 > 2 ? $(nproc) / 2 : 2))
+    programs=(build/test_gpt2 build/test_linear_gpu); at_once=$(($(nproc) * 3 / 4 > 2 ? $(nproc) * 3 / 4 : 2))
+    for l in "${ladders[@]}"; do [ "$l" = build/cuda/gemm ] || programs+=("$l"); done   # gemm runs the library's kernels alone
+    export OMP_NUM_THREADS=2
     began=$SECONDS; running=()
     for tool in memcheck racecheck initcheck; do
         for p in "${programs[@]}"; do

@@ -138,7 +138,7 @@ static void check_recipe(Gemm *g, const char *name, int64_t M, int64_t N, int64_
     work.quantized = linear_recipe_quantized(work.recipe);
     work.weights_kept = 1;
     work.seed = TEST_SEED; work.step = TEST_STEP; work.rank = TEST_RANK;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&work.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreate(&work.stream));  // ordered with the default stream, as the trainer's is
     float *w = random_values(N * K, 1, 0.02f);
     Linear l = layer_new(M, N, K, &work, w);
     const HostOperand w_forward = host_operand(&l, work.recipe, GEMM_FORWARD, OPERAND_B, w, N, K, NULL, 0);

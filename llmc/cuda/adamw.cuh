@@ -51,6 +51,7 @@ __device__ __forceinline__ double squares4(uint2 g) {
 // Sum of a double over the block (blockDim.x a power of two, at most 1024), in a fixed tree; the result is thread 0's.
 __device__ __forceinline__ double block_sum_f64(double x) {
     __shared__ double parts[1024];
+    __syncthreads();                       // the sum before this one may still be read
     parts[threadIdx.x] = x;
     for (int half = blockDim.x / 2; half > 0; half /= 2) {
         __syncthreads();

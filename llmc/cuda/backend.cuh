@@ -25,6 +25,7 @@ FN void model_check(const LlamaOptions *o) {
     if (c->width % 128 || c->ffn % 128 || llama_qkv_rows(c) % 128 || (int64_t)o->batch * c->seq % 128 || c->vocab % 8)
         fatal("width %d, ffn %d, q+k+v width %d and batch*seq %lld must be multiples of 128, vocab %d a multiple of 8: change the model's "
               "configuration or --batch", c->width, c->ffn, llama_qkv_rows(c), (long long)o->batch * c->seq, c->vocab);
+    if (o->bf16_layers) fatal("--bf16-layers %d: the GPU backend has one recipe for all layers; train with the CPU program, or leave it out", o->bf16_layers);
     if (o->recompute < RECOMPUTE_NORM || o->recompute > RECOMPUTE_BLOCK) fatal("recompute %d is none of norm, none, mlp, block", o->recompute);
 }
 // Sizes and the memory plan; no device memory. attention: its plan, or NULL where only bytes matter.
@@ -181,7 +182,7 @@ FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
     m->device = device;
     memory_check(m);
     arenas_allocate(m);
-    CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreate(&m->stream));  // ordered with the default stream, on which plain copies from and to the host run
     gemm_open(&m->gemm, m->gemm_workspace, m->gemm_scalars, verbose);
     m->work.gemm = &m->gemm; m->work.stream = m->stream;
     model_tune(m);
