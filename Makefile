@@ -3,6 +3,7 @@
 #   make test            every CPU test;     make test SANITIZE=1   the same under AddressSanitizer and UBSan
 #   make test-gpu        every GPU test;     make bench-gpu         the speed table (both need a card)
 #   make quantizer-table error and bias of every quantizer on N(0,1);   make bench-cpu   speed of the CPU program
+#   make concentration   error of the mean gradient of a layer over 1 to 1024 draws, for every recipe
 #   make probe           look for compilers and libraries again (also after moving CUDA_HOME, CJSON_HOME, ...)
 # build/config.mk holds what scripts/probe.sh found; every variable can be set on the command line.
 
@@ -35,7 +36,7 @@ CUHEADERS := $(HEADERS) $(wildcard llmc/cuda/*.cuh dev/cuda/*.cuh)
 TESTS    := $(patsubst dev/test/%.c,$(B)/%,$(wildcard dev/test/test_*.c))
 LADDERS  := $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu bench-gpu bench-cpu quantizer-table ladders cuda-compile probe clean
+.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
 all: cpu $(if $(NVCC),gpu)
 cpu: train_gpt_nvfp4_cpu
 gpu: train_gpt_nvfp4
@@ -43,8 +44,7 @@ gpu: train_gpt_nvfp4
 $(MK):
 	@CC="$(CC)" scripts/probe.sh $@
 probe:
-	@rm -f $(MK)
-	@$(MAKE) --no-print-directory $(MK)
+	@CC="$(CC)" scripts/probe.sh $(MK)
 
 train_gpt_nvfp4_cpu: train_gpt_nvfp4.cu $(HEADERS) $(MK)
 	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS)
@@ -84,8 +84,10 @@ test: test-build
 	@dev/test/run.sh $(B)
 quantizer-table: $(B)/quantizer_table
 	@$<
+concentration: $(B)/concentration
+	@$<
 bench-cpu: $(B)/bench_quantize $(B)/bench_cpu
-	@$(B)/bench_quantize && $(B)/bench_cpu
+	@export OMP_WAIT_POLICY=passive; $(B)/bench_quantize && $(B)/bench_cpu
 ladders: $(LADDERS)
 # Compiles the CUDA sources that exist, for each architecture; links nothing and runs nothing.
 cuda-compile: $(MK)

@@ -79,10 +79,14 @@ static Llama *model_create(const RunConfig *c) {
     memset(&o, 0, sizeof o);
     o.config = c->llama;
     o.recipe = recipe_find(c->recipe);
+    o.bf16_layers = (int)c->bf16_layers;
+    o.quant_stats = c->quant_stats > 0;
     o.batch = (int)c->batch;
     o.micro_batches = config_micro_batches(c, 1);
     o.master_fp32 = (int)c->master_fp32;
     o.recompute = (int)c->recompute;
+    o.grad_bf16 = (int)c->grad_bf16;
+    o.attention = (int)c->attention;
     o.seed = (uint64_t)c->seed;
     plan_print(&o);
     return llama_create(&o);
@@ -201,6 +205,8 @@ static void train(Run *r) {
     while (r->at.step < c->steps && !stop_signal) {
         const int64_t step = r->at.step;
         llama_step_begin(r->model, step);
+        const int measure = due(c->quant_stats, step + 1);
+        if (measure) llama_stats_begin(r->model);
         for (int micro = 0; micro < micro_batches; micro++) {
             dataloader_batch(&r->data->train, r->at.next_sample, (int)c->batch, r->data->tokens, r->data->targets);
             llama_micro_step(r->model, micro, r->data->tokens, r->data->targets);
@@ -211,6 +217,7 @@ static void train(Run *r) {
         const int64_t done = r->at.step = step + 1;
         const int pause = due(c->eval_every, done) || due(c->sample_every, done) || due(c->save_every, done) || done == c->steps || stop_signal;
         report_steps(r, &reported, pause ? done : done - LLAMA_STEP_LAG);
+        if (measure) metrics_quant(&r->log, done, llama_stats_end(r->model));
         if (pause) between_steps(r);
     }
     report_steps(r, &reported, r->at.step);

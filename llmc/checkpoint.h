@@ -402,7 +402,7 @@ FN cJSON *json_reread(cJSON *j) {
 FN void checkpoint_compare_run(const char *path, const cJSON *trainer, const RunConfig *c, const CheckpointState *then, uint64_t fingerprint) {
     static const char *const shape[] = {"layers", "width", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "norm_eps", "rope_theta"};
     static const char *const fixed[] = {"seed", "total-batch", "master-weights"};
-    static const char *const free_[] = {"recipe", "batch", "steps", "lr", "warmup", "schedule", "min-lr", "weight-decay", "beta1", "beta2", "adam-eps", "clip"};
+    static const char *const free_[] = {"recipe", "bf16-layers", "batch", "steps", "lr", "warmup", "schedule", "min-lr", "weight-decay", "beta1", "beta2", "adam-eps", "clip"};
     cJSON *options = json_reread(config_to_json(c)), *model = json_reread(config_model_to_json(&c->llama));
     const cJSON *was = json_get(trainer, "options");
     checkpoint_compare(path, json_get(trainer, "model"), model, shape, (int)(sizeof shape / sizeof shape[0]), 1);

@@ -21,8 +21,11 @@ typedef struct RunConfig {
     LlamaConfig llama;               // resolved: preset or file, then --seq and --tied
     int64_t tied;                    // 1: lm_head is the embedding
     char recipe[OPTION_TEXT];        // a row of recipe.h
+    int64_t bf16_layers;             // the last so many layers are not quantized
     int64_t master_fp32;             // master weights in float32, not in BF16 with stochastic rounding
     int64_t recompute;               // enum Recompute of llama.h, in its order
+    int64_t grad_bf16;               // the layers' gradients in BF16, not in float32
+    int64_t attention;               // AttentionBackend of cuda/attention.cuh, in its order
     // data
     char train_data[OPTION_TEXT], val_data[OPTION_TEXT];  // file name patterns; val_data "": no evaluation
     int64_t batch, seq;              // a micro-batch is (batch, seq) tokens
@@ -37,6 +40,7 @@ typedef struct RunConfig {
     // output; an interval of 0 means never
     char out[OPTION_TEXT];
     int64_t log_every, eval_every, eval_tokens, sample_every, sample_tokens, save_every, keep;
+    int64_t quant_stats;             // steps between measurements of what quantization does
     char resume[OPTION_TEXT];        // "none", "auto" or a checkpoint's folder
     char config_file[OPTION_TEXT];   // --config, "" without
     // bookkeeping
@@ -54,8 +58,11 @@ static const Option CONFIG_TABLE[] = {
     {"Model", "model", OPTION_STRING, FIELD(model), "tiny", 0, 0, NULL, "NAME|FILE", "tiny 30M 50M 100M 200M 560M 1.9B, or a JSON file (own keys or Hugging Face's)"},
     {"Model", "tied", OPTION_BOOL, FIELD(tied), NULL, 0, 0, NULL, NULL, "lm_head is the embedding [the model's]"},
     {"Model", "recipe", OPTION_STRING, FIELD(recipe), "quartet2", 0, 0, NULL, "NAME", "how linear layers compute; listed below"},
+    {"Model", "bf16-layers", OPTION_INTEGER, FIELD(bf16_layers), "0", 0, 1024, NULL, "N", "the last N layers keep BF16 linears, whatever the recipe"},
     {"Model", "recompute", OPTION_CHOICE, FIELD(recompute), "norm", 0, 0, "norm|none|mlp|block", NULL, "GPU: what backward makes again to save memory"},
     {"Model", "master-weights", OPTION_CHOICE, FIELD(master_fp32), "bf16", 0, 0, "bf16|fp32", NULL, "bf16: stochastic rounding in AdamW"},
+    {"Model", "grad-dtype", OPTION_CHOICE, FIELD(grad_bf16), "fp32", 0, 0, "fp32|bf16", NULL, "GPU: gradients of the layers; bf16 saves 2 bytes a parameter"},
+    {"Model", "attention", OPTION_CHOICE, FIELD(attention), "auto", 0, 0, "auto|cudnn|flash", NULL, "GPU: cuDNN's kernels, or this program's own"},
     {"Data", "train-data", OPTION_STRING, FIELD(train_data), "", 0, 0, NULL, "PATTERN", "token shards to train on, e.g. 'data/*/train_*.bin' (needed)"},
     {"Data", "val-data", OPTION_STRING, FIELD(val_data), "", 0, 0, NULL, "PATTERN", "token shards to evaluate on [none]"},
     {"Data", "batch", OPTION_INTEGER, FIELD(batch), NULL, 1, 65536, NULL, "N", "sequences a micro-batch on each device [the model's]"},
@@ -79,6 +86,7 @@ static const Option CONFIG_TABLE[] = {
     {"Output (an interval of 0 means never)", "eval-tokens", OPTION_INTEGER, FIELD(eval_tokens), "65536", 1, JSON_INTEGER_MAX, NULL, "N", "tokens of an evaluation, at most what --val-data holds"},
     {"Output (an interval of 0 means never)", "sample-every", OPTION_INTEGER, FIELD(sample_every), "0", 0, MANY, NULL, "N", "steps between text samples"},
     {"Output (an interval of 0 means never)", "sample-tokens", OPTION_INTEGER, FIELD(sample_tokens), "96", 1, 1 << 20, NULL, "N", "tokens of a sample"},
+    {"Output (an interval of 0 means never)", "quant-stats", OPTION_INTEGER, FIELD(quant_stats), "0", 0, MANY, NULL, "N", "steps between measurements of quantization errors, into log.jsonl"},
     {"Output (an interval of 0 means never)", "save-every", OPTION_INTEGER, FIELD(save_every), "0", 0, MANY, NULL, "N", "steps between checkpoints; one more after the last step"},
     {"Output (an interval of 0 means never)", "keep", OPTION_INTEGER, FIELD(keep), "2", 1, MANY, NULL, "N", "checkpoints to keep"},
     {"Output (an interval of 0 means never)", "resume", OPTION_STRING, FIELD(resume), "none", 0, 0, NULL, "none|auto|PATH", "auto: from OUT's newest good checkpoint, if any; PATH: from that one"},
@@ -197,6 +205,8 @@ FN void config_resolve(RunConfig *c) {
     c->asked_total_batch = c->total_batch;
     config_resolve_model(c);
     (void)recipe_find(c->recipe);
+    if (c->bf16_layers > c->llama.layers)
+        fatal_usage("--bf16-layers %lld: %s has %d layers", (long long)c->bf16_layers, c->model, c->llama.layers);
     if (!c->train_data[0]) fatal_usage("--train-data is needed: token shards, for example --train-data 'data/text/train_*.bin'");
     if (!c->val_data[0] && c->eval_every > 0) {
         if (config_source(c, "eval-every") != BY_DEFAULT) fatal_usage("--eval-every %lld needs --val-data", (long long)c->eval_every);
@@ -224,7 +234,7 @@ FN void config_help(FILE *f) {
                "Numbers may end in k, M, B (thousand, million, billion) or Ki, Mi, Gi (powers of 1024). Defaults in brackets.\n");
     options_help(CONFIG_TABLE, CONFIG_COUNT, f);
     fprintf(f, "\nRecipes\n");
-    for (int i = 0; i < RECIPE_COUNT; i++) fprintf(f, "  %-15s %s\n", RECIPES[i].name, RECIPES[i].summary);
+    for (int i = 0; i < RECIPE_COUNT; i++) fprintf(f, "  %-21s %s\n", RECIPES[i].name, RECIPES[i].summary);
     fprintf(f, "\nModels\n");
     presets_help(f);
 }

@@ -2,7 +2,7 @@
 //
 // One definition for the CPU loops, the GPU kernels and the tests: every function is HD (host and device) and uses only
 // IEEE float32 operations in a stated order, so both machines give the same bits. Nothing here may be contracted into a
-// fused multiply-add: the device side uses the _rn intrinsics, the host side is compiled with -ffp-contract=off.
+// fused multiply-add where f32_fma does not say so: the device side uses the _rn intrinsics, the host side -ffp-contract=off.
 //
 // Everything is branch-free, so that compilers turn a loop over values into vector code.
 #ifndef LLMC_FORMATS_H
@@ -42,6 +42,7 @@ HD float f32_add(float a, float b) { return __fadd_rn(a, b); }
 HD float f32_sub(float a, float b) { return __fsub_rn(a, b); }
 HD float f32_div(float a, float b) { return __fdiv_rn(a, b); }
 HD float f32_sqrt(float a) { return __fsqrt_rn(a); }
+HD float f32_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 HD float f32_min(float a, float b) { return fminf(a, b); }
 HD float f32_max(float a, float b) { return fmaxf(a, b); }
 HD uint32_t f32_to_u32_ceil(float a) { return __float2uint_ru(a); }
@@ -51,6 +52,7 @@ HD float f32_add(float a, float b) { return a + b; }
 HD float f32_sub(float a, float b) { return a - b; }
 HD float f32_div(float a, float b) { return a / b; }
 HD float f32_sqrt(float a) { return sqrtf(a); }
+HD float f32_fma(float a, float b, float c) { return fmaf(a, b, c); }  // a*b + c, rounded once: slow without the hardware, never wrong
 HD float f32_min(float a, float b) { return a < b ? a : b; }  // a NaN in a gives b, as fminf does
 HD float f32_max(float a, float b) { return a > b ? a : b; }
 HD uint32_t f32_to_u32_ceil(float a) {  // 0 <= a < 2^32, in two halves: int32 has vector conversions, uint32 has none

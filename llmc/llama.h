@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "common.h"
+#include "quant_stats.h"
 #include "recipe.h"
 
 typedef struct {
@@ -150,6 +151,10 @@ typedef struct {
     uint64_t seed;
     int rank;                      // address of this rank's noise, 0 in a single process
     int recompute;                 // enum Recompute; the CPU backend keeps everything and refuses RECOMPUTE_MLP and _BLOCK
+    int quant_stats;               // llama_stats_begin will be called
+    int bf16_layers;               // the linears of the last so many layers are not quantized
+    int grad_bf16;                 // GPU: the layers' gradients in BF16 instead of float32
+    int attention;                 // GPU: 0 auto, 1 cudnn, 2 flash (cuda/attention.cuh)
 } LlamaOptions;
 
 typedef struct {
@@ -183,6 +188,11 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
 FN void llama_step_end(Llama *m, const AdamWOptions *adamw);
 // The result of the last step ended, in order; waits for it. On the GPU steps run ahead of the host: call it one step late.
 FN StepResult llama_step_result(Llama *m);
+
+// Between llama_step_begin and the first micro-batch, which is then measured; costs that micro-batch a few times its time.
+FN void llama_stats_begin(Llama *m);
+// After the step's first micro-batch: (layers, LINEARS_PER_LAYER), good until the next begin; measuring has ended.
+FN const LinearStats *llama_stats_end(Llama *m);
 
 FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets);  // mean loss of a (B,T) batch, no gradients
 // Logits (vocab) after position `length - 1` of one sequence of length <= T.

@@ -3,6 +3,7 @@
 // The log's first line is {"run":{"options":{...},"model":{...},...},"machine":{...}}; then come
 //   {"step":N,"tokens":...,"loss":...,"grad_norm":...,"lr":...,"timing":{...}}             a step
 //   {"eval":N,"tokens":...,"val_loss":...,"bits_per_byte":...,"timing":{...}}              an evaluation
+//   {"quant":N,"layer":L,"linear":"qkv","forward":{"x":{...},"w":{...}},"dgrad":{...},"wgrad":{...}}   --quant-stats, a linear layer
 //   {"sample":N,"text":"..."}                                                              a text sample
 // N counts the optimizer steps done, so the first step's line says 1, and step_00001000 is the checkpoint after step 1000.
 // Two runs of one command write the same bytes apart from the objects "machine" and "timing". A resumed run goes on with the
@@ -131,12 +132,12 @@ FN void folder_lock(Metrics *x) {
 }
 // The step that a line is about, 0 for the header, -1 for what is no line of a log.
 FN int64_t log_line_step(const char *text, size_t length) {
-    static const char *const keys[] = {"step", "eval", "sample"};
+    static const char *const keys[] = {"step", "eval", "sample", "quant"};
     char error[ERROR_TEXT];
     int64_t step = -1;
     cJSON *j = json_parse_object(text, length, "log", error, sizeof error);
     if (!j) return -1;
-    for (int i = 0; i < 3 && step < 0; i++)
+    for (int i = 0; i < 4 && step < 0; i++)
         if (json_get(j, keys[i]) && json_integer(j, "log", keys[i], 0, INT64_MAX, &step, error, sizeof error) != 0) step = -1;
     if (cJSON_IsObject(json_get(j, "run"))) step = 0;
     cJSON_Delete(j);
@@ -278,6 +279,38 @@ FN void metrics_eval(Metrics *x, int64_t done, double val_loss) {
     if (x->info.bytes_per_token > 0) snprintf(text, sizeof text, " | %.4f bits/byte", bits);
     printf("eval %6lld/%lld | val loss %.5f%s\n", (long long)done, (long long)x->c->steps, val_loss, text);
     fflush(stdout);
+}
+FN void metrics_add_operand(cJSON *gemm, const char *name, const OperandStats *s) {
+    if (!s->measured) return;
+    cJSON *j = json_new_object();
+    json_add_float(j, "error", (float)s->error);
+    json_add_float(j, "zeros", (float)s->zeros);
+    json_add_float(j, "clipped", (float)s->clipped);
+    json_add_float(j, "amax", (float)s->amax);
+    json_add_float(j, "peak", (float)s->peak);
+    json_add(gemm, name, j);
+}
+// What quantization did in step `done` to each linear layer, stats (layers, LINEARS_PER_LAYER): a line a layer. See OperandStats for units.
+FN void metrics_quant(Metrics *x, int64_t done, const LinearStats *stats) {
+    static const char *const linears[LINEARS_PER_LAYER] = {"qkv", "attn_out", "gate_up", "down"}, *const gemms[3] = {"forward", "dgrad", "wgrad"};
+    static const char *const operands[3][2] = {{"x", "w"}, {"dy", "w"}, {"dy", "x"}};
+    for (int i = 0; !x->quiet && i < x->c->llama.layers * LINEARS_PER_LAYER; i++) {
+        cJSON *line = json_new_object();
+        json_add_number(line, "quant", (double)done);
+        json_add_number(line, "layer", i / LINEARS_PER_LAYER);
+        json_add_text(line, "linear", linears[i % LINEARS_PER_LAYER]);
+        for (int g = 0; g < 3; g++) {
+            cJSON *gemm = json_new_object();
+            for (int o = 0; o < 2; o++) metrics_add_operand(gemm, operands[g][o], &stats[i].operand[g][o]);
+            const GradientStats *gradient = g == GEMM_DGRAD ? &stats[i].dx : &stats[i].dw;
+            if (g != GEMM_FORWARD) {
+                json_add_float(gemm, "cosine", (float)gradient->cosine);
+                json_add_float(gemm, "error", (float)gradient->error);
+            }
+            json_add(line, gemms[g], gemm);
+        }
+        log_write(x, line);
+    }
 }
 // `text` may hold any bytes; what is not UTF-8 is shown as U+FFFD.
 FN void metrics_sample(Metrics *x, int64_t done, const char *text, size_t length) {

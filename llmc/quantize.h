@@ -137,7 +137,7 @@ HD uint32_t search_scale(uint32_t first, int all, int candidate) {
     return first ? u32_min(first + search_offset(all, candidate), 0x7Eu) : 0u;
 }
 // magnitude_true: the winner's scale is then corrected to s_b <- nearest E4M3(s_b * S), S = <x,x>/<x,q*d>, so that the block keeps its
-// magnitude, <x, q*d> = <x,x> up to that rounding, at the cost of a larger error.
+// magnitude, <x, q*d> = <x,x>, as far as 4 significant bits can: S is mostly nearer to 1 than the next scale is.
 HD void search_block(LaneBlock x, float amax[LANES], TensorScale ts, int all, int magnitude_true, LaneBlock q, uint32_t sb[LANES]) {
     uint32_t first[LANES];
     float least[LANES];
@@ -221,8 +221,8 @@ HD void ms_eden_posthoc_block(LaneBlock y, float amax[LANES], LaneBlock q, float
     UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
         float v = f32_mul(y[i][l], e[l]);
         q[i][l] = e2m1_round(v);
-        vv[i / 8][l] = f32_add(vv[i / 8][l], f32_mul(v, v));
-        vq[i / 8][l] = f32_add(vq[i / 8][l], f32_mul(v, q[i][l]));
+        vv[i / 8][l] = f32_fma(v, v, vv[i / 8][l]);                        // fused: fewer instructions where they are what is short
+        vq[i / 8][l] = f32_fma(v, q[i][l], vq[i / 8][l]);
     }
     EACH_LANE(l) {
         float D = f32_add(vq[0][l], vq[1][l]);
@@ -257,8 +257,8 @@ HD void ms_eden_search_block(LaneBlock y, float amax[LANES], int all, LaneBlock 
             tried[i][l] = e2m1_round(v);
             float r = f32_sub(v, tried[i][l]);
             rr[i / 8][l] = f32_add(rr[i / 8][l], f32_mul(r, r));
-            V[i / 8][l] = f32_add(V[i / 8][l], f32_mul(v, v));
-            D[i / 8][l] = f32_add(D[i / 8][l], f32_mul(v, tried[i][l]));
+            V[i / 8][l] = f32_fma(v, v, V[i / 8][l]);
+            D[i / 8][l] = f32_fma(v, tried[i][l], D[i / 8][l]);
         }
         EACH_LANE(l) {
             float steps = f32_mul(M[l], unit[l]);                          // M in units of the first candidate: errors compare in it

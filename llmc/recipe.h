@@ -20,7 +20,7 @@ typedef enum {
     ROUND_MS_EDEN,         // nearest values, corrected and stochastically rounded block scales; tensor amax known first
     ROUND_MS_EDEN_POSTHOC, // the same in one pass, range aligned after the fact
     ROUND_SEARCH,          // nearest, the block scale of least squared error
-    ROUND_SEARCH_TRUE,     // the same, then the block scale corrected so that magnitudes are kept: <x,q> = <x,x>
+    ROUND_SEARCH_TRUE,     // the same, then the block scale corrected towards keeping magnitudes, <x,q> = <x,x>
     ROUND_MS_EDEN_SEARCH,  // MS-EDEN post hoc with the block scale of least squared error inside
     ROUND_QUEST            // nearest, block scale from the block's standard deviation; what it clips is masked
 } Rounding;
@@ -91,6 +91,7 @@ typedef struct {
 #define NVFP4_FORWARD(rounding, w_block) {NVFP4(rounding, BLOCK_1X16), NVFP4(rounding, w_block), PRODUCT_PLAIN}
 #define BACKWARD_FROM_FORWARD(rounding, rotation) \
     {NVFP4_ROTATED(rounding, rotation, FROM_ORIGINAL), NVFP4_ROTATED(rounding, rotation, FROM_FORWARD), PRODUCT_PLAIN}
+#define EDEN_BACKWARD BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)
 #define NVIDIA_DGRAD {NVFP4(ROUND_SR, BLOCK_1X16), AS_FORWARD, PRODUCT_PLAIN}  // 16x16 blocks of W are those of W^T
 #define NVIDIA_WGRAD {NVFP4_ROTATED(ROUND_SR, 16, FROM_ORIGINAL), NVFP4_ROTATED(ROUND_RTN, 16, FROM_ORIGINAL), PRODUCT_PLAIN}
 #define SEARCH_FORWARD(rounding) \
@@ -98,6 +99,8 @@ typedef struct {
 #define SEARCH_BACKWARD(search_b) \
     {NVFP4_SEARCH(ROUND_MS_EDEN_SEARCH, 128, FROM_ORIGINAL, SEARCH_FEW), \
      NVFP4_SEARCH(ROUND_MS_EDEN_SEARCH, 128, FROM_FORWARD, search_b), PRODUCT_PLAIN}
+#define BF16_BACKWARD {PLAIN(ROUND_BF16), AS_FORWARD, PRODUCT_PLAIN}
+#define FP8_FORWARD {FP8(FORMAT_E4M3, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_ORIGINAL), PRODUCT_PLAIN}
 #define FP8_BACKWARD(gradient) {FP8(gradient, FROM_ORIGINAL), AS_FORWARD, PRODUCT_PLAIN}
 
 // A row's sources and its deviations from them, if any, stand above it.
@@ -106,23 +109,23 @@ static const Recipe RECIPES[] = {
     {"bf16", "BF16 operands, float32 accumulation: the baseline every gap is measured from", {BF16_GEMM, BF16_GEMM, BF16_GEMM}},
     // Current scaling by the tensor's largest magnitude. Codes of a transposed tensor are the same, so backward uses forward's.
     {"fp8", "FP8: E4M3 forward, E5M2 gradients, one scale a tensor",
-     {{FP8(FORMAT_E4M3, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_ORIGINAL), PRODUCT_PLAIN}, FP8_BACKWARD(FORMAT_E5M2), FP8_BACKWARD(FORMAT_E5M2)}},
+     {FP8_FORWARD, FP8_BACKWARD(FORMAT_E5M2), FP8_BACKWARD(FORMAT_E5M2)}},
     {"fp8-e4m3", "FP8: E4M3 everywhere, gradients too",
-     {{FP8(FORMAT_E4M3, FROM_ORIGINAL), FP8(FORMAT_E4M3, FROM_ORIGINAL), PRODUCT_PLAIN}, FP8_BACKWARD(FORMAT_E4M3), FP8_BACKWARD(FORMAT_E4M3)}},
+     {FP8_FORWARD, FP8_BACKWARD(FORMAT_E4M3), FP8_BACKWARD(FORMAT_E4M3)}},
     // arXiv 2601.22813; four-over-six: arXiv 2512.02010.
     {"quartet2", "Quartet II: NVFP4 everywhere, four-over-six forward, MS-EDEN backward from the quantized X and W",
-     {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_1X16), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)}},
+     {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_1X16), EDEN_BACKWARD, EDEN_BACKWARD}},
     {"quartet2-no46", "Quartet II with plain round-to-nearest in the forward pass",
-     {NVFP4_FORWARD(ROUND_RTN, BLOCK_1X16), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)}},
+     {NVFP4_FORWARD(ROUND_RTN, BLOCK_1X16), EDEN_BACKWARD, EDEN_BACKWARD}},
     // The paper's ablations. W_q and X_q are exact in BF16: backward still differentiates the forward that ran.
     {"quartet2-fwd", "ablation: Quartet II's forward; backward in BF16 from the quantized X and W",
-     {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_1X16), {PLAIN(ROUND_BF16), AS_FORWARD, PRODUCT_PLAIN}, {PLAIN(ROUND_BF16), AS_FORWARD, PRODUCT_PLAIN}}},
+     {NVFP4_FORWARD(ROUND_FOUR_SIX, BLOCK_1X16), BF16_BACKWARD, BF16_BACKWARD}},
     {"quartet2-bwd", "ablation: BF16 forward, Quartet II's MS-EDEN backward",
-     {BF16_GEMM, BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128), BACKWARD_FROM_FORWARD(ROUND_MS_EDEN_POSTHOC, 128)}},
+     {BF16_GEMM, EDEN_BACKWARD, EDEN_BACKWARD}},
     // Beyond the paper: the block scale is searched. W, quantized once a step, tries every code that can win; X and dY four.
     {"quartet2-search", "Quartet II with searched block scales (least squared error), forward and inside MS-EDEN",
      {SEARCH_FORWARD(ROUND_SEARCH), SEARCH_BACKWARD(SEARCH_ALL), SEARCH_BACKWARD(SEARCH_FEW)}},
-    {"quartet2-search-true", "the same with magnitude-true forward scales: the searched scale corrected so that <x,q> = <x,x>",
+    {"quartet2-search-true", "quartet2-search with magnitude-true forward scales: times <x,x>/<x,q>, to nearest",
      {SEARCH_FORWARD(ROUND_SEARCH_TRUE), SEARCH_BACKWARD(SEARCH_ALL), SEARCH_BACKWARD(SEARCH_FEW)}},
     // arXiv 2509.25149 and TransformerEngine. Keep the last layers in BF16 with --bf16-layers, as they do.
     {"nvidia", "NVIDIA's NVFP4: 16x16 blocks of W, stochastic gradients, rotation of 16 in wgrad only",
@@ -157,6 +160,48 @@ FN const Recipe *recipe_find(const char *name) {
 FN int recipe_is_quantized(const Recipe *r) {
     for (int g = 0; g < 3; g++)
         if (r->gemm[g].a.format != FORMAT_FLOAT || r->gemm[g].b.format != FORMAT_FLOAT) return 1;
+    return 0;
+}
+
+// Whether a backward product of this recipe is in the space that the forward rotated its operands into.
+FN int recipe_turns_back(const Recipe *r, int gemm) {
+    return gemm != GEMM_FORWARD && r->gemm[gemm].b.source == FROM_FORWARD && r->gemm[GEMM_FORWARD].b.rotation > 0;
+}
+// fatal for a row that cannot be what its author meant.
+FN void recipe_check(const Recipe *r) {
+    for (int g = 0; g < 3; g++) {
+        const OperandSpec *a = &r->gemm[g].a, *b = &r->gemm[g].b;
+        const ProductRule product = r->gemm[g].product;
+        if (a->rotation != b->rotation || a->signs != b->signs || rotation_is_normalised(a) != rotation_is_normalised(b))
+            fatal("recipe %s, GEMM %d: rotations of %d and %d do not cancel; give both operands the same one", r->name, g, a->rotation, b->rotation);
+        if (a->source == FROM_FORWARD || (g == GEMM_FORWARD && b->source == FROM_FORWARD))
+            fatal("recipe %s, GEMM %d: only the backward operands W and X can come from the forward's", r->name, g);
+        const OperandSpec *clipped = g == GEMM_DGRAD ? &r->gemm[GEMM_FORWARD].a : &r->gemm[GEMM_FORWARD].b;
+        if ((product == PRODUCT_ADD_OUTLIERS && (g != GEMM_FORWARD || a->clamp_percent == 0)) ||
+            (product == PRODUCT_CLIP_MASK &&
+             (g == GEMM_FORWARD || clipped->rounding != ROUND_QUEST || recipe_turns_back(r, g) != (clipped->rotation > 0))) ||
+            (product == PRODUCT_DGE && (g != GEMM_WGRAD || clipped->format != FORMAT_E2M1)))
+            fatal("recipe %s, GEMM %d: rule %d for the product does not fit the operands' quantizers", r->name, g, (int)product);
+    }
+}
+
+// The row with backward's operands as they are: its exact gradient of the forward that ran.
+FN Recipe recipe_exact_backward(const Recipe *r) {
+    const OperandSpec plain = PLAIN(ROUND_NONE), forward = AS_FORWARD;
+    Recipe exact = *r;
+    for (int g = GEMM_DGRAD; g <= GEMM_WGRAD; g++) {
+        exact.gemm[g].a = plain;
+        exact.gemm[g].b = r->gemm[g].b.source == FROM_FORWARD ? forward : plain;
+    }
+    return exact;
+}
+// Whether backward draws random words or signs.
+FN int recipe_is_stochastic(const Recipe *r) {
+    for (int g = GEMM_DGRAD; g <= GEMM_WGRAD; g++)
+        for (int operand = 0; operand < 2; operand++) {
+            const OperandSpec *s = operand ? &r->gemm[g].b : &r->gemm[g].a;
+            if (s->rounding == ROUND_SR || (s->rotation && s->signs == SIGNS_RANDOM)) return 1;  // MS-EDEN is always rotated
+        }
     return 0;
 }
 

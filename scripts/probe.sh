@@ -98,4 +98,4 @@ else
 fi
 put NVCC "$nvcc"
 if [ $missing = 1 ]; then echo "error: a required library is missing (above)"; exit 1; fi
-mv "$mk" "$out"
+cmp -s "$mk" "$out" || mv "$mk" "$out"   # unchanged: nothing is built anew

@@ -1,15 +1,23 @@
 // bench_gpu.cu: training speed and memory of the reference models on this card, beside the peers' figures on one H200 and the limit of each step.
 //
-//   bench_gpu [--profile] [--model 30M|100M|560M|1.9B] [--recipe bf16|quartet2] [--gemm] [--steps N]
+//   bench_gpu [--profile] [--model 30M|100M|560M|1.9B] [--recipe bf16|quartet2] [--gemm] [--steps N] [--no-graph]
 //
 // Random tokens; 5 steps to warm up, then the median of N = 10. Limit: what the step would take if its matrix products ran at the rates measured
 // alone in this run, everything else moved its least bytes at the copy bandwidth measured in this run, and attention took the
 // time it takes here. Memory: what the model took of the card's free memory, CUDA's context (printed once) not counted.
+//
+// Below each row: what the host needs to enqueue a step (a step of more than about a thousand launches waits in it for the GPU: the
+// queue is that long), the launches, the same step replayed as one CUDA graph, and the SM clock and power while steps run. A graph
+// could pay where the host's time nears the step's, or where the replay is faster: both would mean that the GPU waits between
+// kernels. A card at its power limit shows as a clock below the highest.
 #include <getopt.h>
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "llmc/cuda/backend.cuh"
 
-enum { WARM_UP = 5, PROFILED_STEPS = 2, MAX_STEPS = 200 };
+enum { WARM_UP = 5, PROFILED_STEPS = 2, MAX_STEPS = 200, HOST_STEPS = 3, POWER_SAMPLES = 6 };
 
 typedef struct {
     const char *name;
@@ -24,19 +32,21 @@ static const Row ROWS[] = {
 };
 enum { ROW_COUNT = sizeof ROWS / sizeof ROWS[0] };
 
-typedef struct { const char *model, *recipe; int profile, gemm, steps; } Options;
+typedef struct { const char *model, *recipe; int profile, gemm, steps, graph; } Options;
 
 static Options options_parse(int argc, char **argv) {
     static const struct option known[] = {{"profile", no_argument, NULL, 'p'}, {"model", required_argument, NULL, 'm'}, {"recipe", required_argument, NULL, 'r'},
-                                          {"gemm", no_argument, NULL, 'g'}, {"steps", required_argument, NULL, 's'}, {NULL, 0, NULL, 0}};
-    Options o = {NULL, NULL, 0, 0, 10};
+                                          {"gemm", no_argument, NULL, 'g'}, {"steps", required_argument, NULL, 's'}, {"no-graph", no_argument, NULL, 'n'},
+                                          {NULL, 0, NULL, 0}};
+    Options o = {NULL, NULL, 0, 0, 10, 1};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 'p') o.profile = 1;
         else if (c == 'g') o.gemm = 1;
+        else if (c == 'n') o.graph = 0;
         else if (c == 'm') o.model = optarg;
         else if (c == 'r') o.recipe = optarg;
         else if (c == 's') o.steps = atoi(optarg);
-        else fatal_usage("bench_gpu [--profile] [--gemm] [--model 30M|100M|560M|1.9B] [--recipe bf16|quartet2] [--steps N]");
+        else fatal_usage("bench_gpu [--profile] [--gemm] [--model 30M|100M|560M|1.9B] [--recipe bf16|quartet2] [--steps N] [--no-graph]");
     }
     if (optind < argc) fatal_usage("bench_gpu: unknown argument %s", argv[optind]);
     if (o.steps < 1 || o.steps > MAX_STEPS) fatal_usage("bench_gpu --steps: 1 to %d", MAX_STEPS);
@@ -91,6 +101,17 @@ static void bench_step(Llama *m, int64_t step, const int32_t *tokens) {
     llama_step_end(m, &adamw);
 }
 static int float_order(const void *a, const void *b) { return *(const float *)a < *(const float *)b ? -1 : *(const float *)a > *(const float *)b; }
+// 0 when there is none. Sorts x.
+static float median(float *x, int count) {
+    if (count == 0) return 0;
+    qsort(x, (size_t)count, sizeof *x, float_order);
+    return count % 2 ? x[count / 2] : 0.5f * (x[count / 2 - 1] + x[count / 2]);
+}
+static double now_ms() {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
 
 // Median milliseconds of a step. The host runs one step ahead, as in training.
 static float bench_time(Llama *m, const int32_t *tokens, int steps, StepResult *last) {
@@ -107,8 +128,81 @@ static float bench_time(Llama *m, const int32_t *tokens, int steps, StepResult *
     CUDA_CHECK(cudaEventSynchronize(events[steps]));
     for (int i = 0; i < steps; i++) CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[i], events[i + 1]));
     for (int i = 0; i <= steps; i++) CUDA_CHECK(cudaEventDestroy(events[i]));
-    qsort(ms, (size_t)steps, sizeof *ms, float_order);
-    return steps % 2 ? ms[steps / 2] : 0.5f * (ms[steps / 2 - 1] + ms[steps / 2]);
+    return median(ms, steps);
+}
+// Milliseconds of the host from llama_step_begin to the return of llama_step_end, the queue being empty.
+static float bench_host(Llama *m, const int32_t *tokens) {
+    float ms[HOST_STEPS];
+    for (int i = 0; i < HOST_STEPS; i++) {
+        CUDA_CHECK(cudaStreamSynchronize(m->stream));
+        const double start = now_ms();
+        bench_step(m, i, tokens);
+        ms[i] = (float)(now_ms() - start);
+        llama_step_result(m);
+    }
+    return median(ms, HOST_STEPS);
+}
+// Medians of SM clock (MHz) and power (W) by nvidia-smi while steps run; 0 where it does not answer.
+static void bench_power(Llama *m, const int32_t *tokens, float *mhz, float *watts) {
+    char bus[32], command[256], text[4096] = "";
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, m->device.index));
+    snprintf(command, sizeof command, "for i in 0 1 2 3 4 5 6; do nvidia-smi -i %s --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits || exit; done 2>/dev/null", bus);
+    FILE *f = popen(command, "r");
+    if (!f) fatal("starting nvidia-smi failed: %s", strerror(errno));
+    struct pollfd ready = {fileno(f), POLLIN, 0};
+    size_t length = 0;
+    for (ssize_t got = 1; got > 0;) {
+        bench_step(m, 0, tokens);
+        llama_step_result(m);
+        while (got > 0 && poll(&ready, 1, 0) > 0) {
+            got = read(ready.fd, text + length, sizeof text - 1 - length);
+            if (got > 0) length += (size_t)got;
+        }
+    }
+    pclose(f);
+    float clocks[POWER_SAMPLES], powers[POWER_SAMPLES], c, p;
+    int lines = 0, count = 0;
+    for (char *line = strtok(text, "\n"); line && count < POWER_SAMPLES; line = strtok(NULL, "\n"))
+        if (lines++ > 0 && sscanf(line, "%f , %f", &c, &p) == 2) { clocks[count] = c; powers[count++] = p; }  // the first saw the card ramp up
+    *mhz = median(clocks, count); *watts = median(powers, count);
+}
+// The step as a CUDA graph: its kernels, its other nodes (copies, sets), milliseconds of a replay. The last thing that is done with a
+// model: its events belong to the capture then. Every replay has the captured step's number, which costs the same.
+typedef struct { int kernels, others; float ms; } GraphTime;
+static GraphTime bench_graph(Llama *m, const int32_t *tokens, int steps) {
+    GraphTime t = {0, 0, 0};
+    cudaGraph_t graph;
+    cudaGraphExec_t replay;
+    size_t count = 0;
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    CUDA_CHECK(cudaStreamBeginCapture(m->stream, cudaStreamCaptureModeRelaxed));
+    bench_step(m, 0, tokens);
+    CUDA_CHECK(cudaStreamEndCapture(m->stream, &graph));
+    CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &count));
+    cudaGraphNode_t *nodes = (cudaGraphNode_t *)xcalloc(count, sizeof *nodes);
+    CUDA_CHECK(cudaGraphGetNodes(graph, nodes, &count));
+    for (size_t i = 0; i < count; i++) {
+        cudaGraphNodeType type;
+        CUDA_CHECK(cudaGraphNodeGetType(nodes[i], &type));
+        if (type == cudaGraphNodeTypeKernel) t.kernels++; else t.others++;
+    }
+    free(nodes);
+    CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
+    cudaEvent_t events[MAX_STEPS + 1];
+    float ms[MAX_STEPS];
+    for (int i = 0; i <= steps; i++) CUDA_CHECK(cudaEventCreate(&events[i]));
+    for (int i = 0; i < WARM_UP; i++) CUDA_CHECK(cudaGraphLaunch(replay, m->stream));
+    for (int i = 0; i <= steps; i++) {
+        CUDA_CHECK(cudaEventRecord(events[i], m->stream));
+        if (i < steps) CUDA_CHECK(cudaGraphLaunch(replay, m->stream));
+    }
+    CUDA_CHECK(cudaEventSynchronize(events[steps]));
+    for (int i = 0; i < steps; i++) CUDA_CHECK(cudaEventElapsedTime(&ms[i], events[i], events[i + 1]));
+    for (int i = 0; i <= steps; i++) CUDA_CHECK(cudaEventDestroy(events[i]));
+    CUDA_CHECK(cudaGraphExecDestroy(replay));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    t.ms = median(ms, steps);
+    return t;
 }
 // Limit of the step in ms; the family table when asked for.
 static double bench_profile(Llama *m, const int32_t *tokens, double copy, int print) {
@@ -141,12 +235,31 @@ static void gemm_table(const Gemm *g) {
                p->same_bits, p->proposals, p->best_ms);
     }
 }
-static void bench_row(const Row *r, const char *recipe, const Options *o, double copy) {
+static LlamaOptions row_options(const Row *r, const char *recipe) {
     LlamaOptions options;
     memset(&options, 0, sizeof options);
     const LlamaConfig config = {r->layers, r->width, r->heads, r->heads, llama_default_ffn(r->width), r->vocab, r->seq, 0, 1e-5f, 1e4f};
     options.config = config; options.recipe = recipe_find(recipe);
     options.batch = r->batch; options.micro_batches = 1; options.seed = 1;
+    return options;
+}
+// What lies behind a row's milliseconds: see the top.
+static void print_launches(Llama *m, const int32_t *tokens, const Options *o) {
+    float mhz, watts;
+    const float host = bench_host(m, tokens);
+    bench_power(m, tokens, &mhz, &watts);
+    printf("      host %.2f ms to enqueue a step", host);
+    if (watts > 0) printf("; SM at %.0f MHz, %.0f W while steps run", mhz, watts);
+    fflush(stdout);                                        // the rest may fail where a library cannot be captured
+    if (o->graph) {
+        const GraphTime g = bench_graph(m, tokens, o->steps);
+        printf("; %d kernels and %d copies or sets a step; as one CUDA graph %.2f ms", g.kernels, g.others, g.ms);
+    }
+    putchar('\n');
+}
+static void bench_row(const Row *r, const char *recipe, const Options *o, double copy) {
+    const LlamaOptions options = row_options(r, recipe);
+    const LlamaConfig &config = options.config;
     size_t before, after, total;
     CUDA_CHECK(cudaMemGetInfo(&before, &total));
     Llama *m = llama_create(&options);
@@ -169,6 +282,8 @@ static void bench_row(const Row *r, const char *recipe, const Options *o, double
         printf("    attention: %s, workspace %.1f MiB\n", attention_plan_name(m->attention), (double)m->attention->workspace_bytes / 1048576);
     }
     if (o->gemm) gemm_table(&m->gemm);
+    fflush(stdout);
+    print_launches(m, tokens, o);
     fflush(stdout);
     free(tokens);
     llama_free(m);

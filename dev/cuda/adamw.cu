@@ -18,7 +18,7 @@ __global__ void adamw_naive(AdamWBuffers b, AdamWScalars k, RngStream random, co
         const int middle = (low + high) / 2;
         if (b.segments[middle].offset <= e) low = middle; else high = middle;
     }
-    const float p = adamw_update(k, __bfloat162float(b.params[e]), f32_mul(b.grads[e], stats->scale), b.segments[low].decay, &b.m[e], &b.v[e]);
+    const float p = adamw_update(k, __bfloat162float(b.params[e]), f32_mul(((const float *)b.grads.base)[e], stats->scale), b.segments[low].decay, &b.m[e], &b.v[e]);
     const uint16_t bits = bf16_encode_sr(p, rng_word(random, (uint64_t)e / 2) >> 16 * (e % 2));
     ((uint16_t *)b.params)[e] = bits;
     const float largest = warp_max(f32_abs(bf16_decode(bits)));  // a warp lies in one segment: offsets are multiples of 128
@@ -43,27 +43,33 @@ static std::vector<AdamWSegment> make_segments(const std::vector<int64_t> &sizes
     }
     return segments;
 }
+struct Bf16Range { int64_t from, to; };                                      // elements whose gradients are BF16
 struct Host { Bf16Host params; std::vector<float> masters, m, v, grads; };   // masters empty: BF16 masters
-static Host host_values(int64_t count, bool masters, bool bf16_grads) {
+static Host host_values(int64_t count, bool masters, Bf16Range range) {
     Host h = {host_gauss_bf16(count, 1, 0.02f), {}, host_gauss(count, 2, 1e-3f), host_gauss(count, 3, 1e-3f), host_gauss(count, 4, 1e-2f)};
     for (float &v : h.v) v = v * v;
-    if (bf16_grads) for (float &g : h.grads) g = bf16_round(g);
+    for (int64_t i = range.from; i < range.to; i++) h.grads[i] = bf16_round(h.grads[i]);
     for (int64_t i = 0; masters && i < count; i++) h.masters.push_back(bf16_decode(h.params[i]) * 1.001f);
     return h;
 }
-static bf16 *device_bf16_of(const std::vector<float> &x) {
-    Bf16Host bits;
-    for (float v : x) bits.push_back(bf16_encode(v));
-    return device_copy_bf16(bits);
+// In the order of the elements, 4 bytes or 2 each.
+static void *device_gradients(const std::vector<float> &x, Bf16Range range) {
+    std::vector<uint16_t> words;
+    for (int64_t i = 0; i < (int64_t)x.size(); i++) {
+        const uint32_t bits = f32_bits(x[i]);
+        if (i < range.from || i >= range.to) words.push_back((uint16_t)bits);
+        words.push_back((uint16_t)(bits >> 16));
+    }
+    return device_copy(words);
 }
-static AdamWBuffers device_buffers(const Host &h, const std::vector<AdamWSegment> &segments, int slots, bool bf16_grads) {
+static AdamWBuffers device_buffers(const Host &h, const std::vector<AdamWSegment> &segments, int slots, Bf16Range range) {
     AdamWBuffers b = {device_copy_bf16(h.params), h.masters.empty() ? NULL : device_copy(h.masters), device_copy(h.m), device_copy(h.v),
-                      bf16_grads ? NULL : device_copy(h.grads), bf16_grads ? device_bf16_of(h.grads) : NULL, (int64_t)h.params.size(),
+                      {device_gradients(h.grads, range), range.from, range.to}, (int64_t)h.params.size(),
                       device_copy(segments), (int)segments.size(), device_poisoned<float>(slots), slots};
     return b;
 }
 static void buffers_free(const AdamWBuffers &b) {
-    device_free(b.params, b.masters, b.m, b.v, (float *)b.grads, (bf16 *)b.grads_bf16, (AdamWSegment *)b.segments, b.amax);
+    device_free(b.params, b.masters, b.m, b.v, (char *)b.grads.base, (AdamWSegment *)b.segments, b.amax);
 }
 
 // One update on the host. Bits: adamw.h's function and word e/2 of the stream give what the device must hold. Value: the formula in
@@ -102,21 +108,21 @@ static void check_update(const char *what, const Host &h, const AdamWBuffers &b,
 }
 static StepStats read_stats(const StepStats *stats) { return host_copy(stats, 1)[0]; }
 
-static void check_shape(const std::vector<int64_t> &sizes, bool masters, bool bf16_grads, float clip, int64_t step) {
+static void check_shape(const std::vector<int64_t> &sizes, bool masters, Bf16Range range, float clip, int64_t step) {
     int64_t count; int slots;
     const std::vector<AdamWSegment> segments = make_segments(sizes, &count, &slots);
-    const Host h = host_values(count, masters, bf16_grads);
+    const Host h = host_values(count, masters, range);
     const float decay = 0.1f;
     const AdamWScalars k = adamw_scalars(1e-3f, 0.9f, 0.95f, 1e-8f, decay, step);
     StepStats *stats = device_poisoned<StepStats>(1);
     char *scratch = device_poisoned<char>((int64_t)grad_norm_scratch_bytes());
     double squares = 0;
     for (float g : h.grads) squares += (double)g * g;
-    for (int version = masters || bf16_grads ? 2 : 1; version <= 2; version++) {
-        AdamWBuffers b = device_buffers(h, segments, slots, bf16_grads);
+    for (int version = masters || range.to > range.from ? 2 : 1; version <= 2; version++) {
+        AdamWBuffers b = device_buffers(h, segments, slots, range);
         char what[128];
-        snprintf(what, sizeof what, "adamw version %d, %lld parameters, %s masters, %s gradients, clip %g", version, (long long)count,
-                 masters ? "float32" : "BF16", bf16_grads ? "BF16" : "float32", clip);
+        snprintf(what, sizeof what, "adamw version %d, %lld parameters, %s masters, %lld BF16 gradients, clip %g", version, (long long)count,
+                 masters ? "float32" : "BF16", (long long)(range.to - range.from), clip);
         double *loss_sum = device_copy(std::vector<double>(1, 12.0));
         grad_norm_launch(stats, &b, clip, loss_sum, 0.25f, scratch, 0);
         const StepStats s = read_stats(stats);
@@ -137,9 +143,9 @@ static void check_shape(const std::vector<int64_t> &sizes, bool masters, bool bf
 static void check_nonfinite(float bad_gradient, double bad_loss) {
     int64_t count; int slots;
     const std::vector<AdamWSegment> segments = make_segments({128, 2560, 5120, 128}, &count, &slots);
-    Host h = host_values(count, false, false);
+    Host h = host_values(count, false, {0, 0});
     h.grads[count - 1] = bad_gradient;
-    AdamWBuffers b = device_buffers(h, segments, slots, false);
+    AdamWBuffers b = device_buffers(h, segments, slots, {0, 0});
     StepStats *stats = device_poisoned<StepStats>(1);
     char *scratch = device_poisoned<char>((int64_t)grad_norm_scratch_bytes());
     double *loss_sum = device_copy(std::vector<double>(1, bad_loss));
@@ -167,8 +173,8 @@ static void time_shape(const char *model, int64_t embedding, int64_t matrix, int
     sizes.push_back(width); sizes.push_back(embedding);
     int64_t count; int slots;
     const std::vector<AdamWSegment> segments = make_segments(sizes, &count, &slots);
-    AdamWBuffers b = {device_gauss_bf16(count, 1), NULL, device_gauss(count, 2, 1e-3f), device_poisoned<float>(count), device_gauss(count, 3, 1e-3f),
-                      NULL, count, device_copy(segments), (int)segments.size(), device_poisoned<float>(slots), slots};
+    AdamWBuffers b = {device_gauss_bf16(count, 1), NULL, device_gauss(count, 2, 1e-3f), device_poisoned<float>(count),
+                      {device_gauss(count, 3, 1e-3f), 0, 0}, count, device_copy(segments), (int)segments.size(), device_poisoned<float>(slots), slots};
     CUDA_CHECK(cudaMemset(b.v, 0, (size_t)count * 4));
     StepStats *stats = device_poisoned<StepStats>(1);
     char *scratch = device_poisoned<char>((int64_t)grad_norm_scratch_bytes());
@@ -179,6 +185,10 @@ static void time_shape(const char *model, int64_t embedding, int64_t matrix, int
     ladder_time_row("  gradient norm (trainer)", 4.0 * (double)count, [=] { grad_norm_launch(stats, &b, 1.0f, NULL, 1.0f, scratch, 0); });
     for (int version = 1; version <= 2; version++)
         ladder_time_row(version == 1 ? "1 AdamW, one thread a parameter" : "2 AdamW (trainer)", 24.0 * (double)count, [=] { adamw_version(version, b, k, 0, stats); });
+    AdamWBuffers half = b;
+    half.grads.bf16_from = embedding; half.grads.bf16_to = count - embedding - width;  // as under --grad-dtype bf16
+    ladder_time_row("2 AdamW, BF16 gradients (trainer)", 20.0 * (double)count + (double)gradient_bytes(&half.grads, count),
+                    [=] { adamw_launch(&half, k, SEED, 0, stats, 0); });
     b.masters = device_gauss(count, 4, 0.02f);
     ladder_time_row("2 AdamW, float32 masters (trainer)", 30.0 * (double)count, [=] { adamw_launch(&b, k, SEED, 0, stats, 0); });
     ladder_time_row("  amax of weights (trainer)", 2.0 * (double)count, [=] { weights_amax_launch(&b, 0); });
@@ -188,12 +198,13 @@ static void time_shape(const char *model, int64_t embedding, int64_t matrix, int
 
 int main(int argc, char **argv) {
     const bool timed = ladder_begin(argc, argv);
-    check_shape({128}, false, false, 1.0f, 0);
-    check_shape({128, 640, 2560, 128, 128, 2432}, false, false, 0.1f, 7);
-    check_shape({256000, 640, 128, 819200, 640, 128, 128, 40960, 1920, 384}, false, false, 1.0f, 1000);
-    check_shape({256000, 640, 128, 40960}, true, false, 0.5f, 0);
-    check_shape({640, 128, 40960, 384}, false, true, 0.0f, 1);
-    check_shape({640, 128, 40960, 384}, true, true, 1.0f, 100000);
+    check_shape({128}, false, {0, 0}, 1.0f, 0);
+    check_shape({128, 640, 2560, 128, 128, 2432}, false, {0, 0}, 0.1f, 7);
+    check_shape({256000, 640, 128, ladder.small ? 40960 : 819200, 640, 128, 128, 40960, 1920, 384}, false, {0, 0}, 1.0f, 1000);
+    check_shape({256000, 640, 128, 40960}, true, {0, 0}, 0.5f, 0);
+    check_shape({640, 128, 40960, 384}, false, {0, 42112}, 0.0f, 1);
+    check_shape({640, 128, 40960, 384, 2560}, false, {640, 41728}, 1.0f, 5);
+    check_shape({640, 128, 40960, 384}, true, {128, 41728}, 1.0f, 100000);
     check_nonfinite(NAN, 1.0);
     check_nonfinite(INFINITY, 1.0);
     check_nonfinite(1e30f, 1.0);   // its square is infinite

@@ -1,24 +1,16 @@
 // dev/cuda/attention.cu: causal attention, every version of it: checked, then timed.
 //
-//   nvcc -std=c++17 -O3 -arch=sm_90a dev/cuda/attention.cu -o attention [-DUSE_CUDNN -lcudnn] && ./attention [--quick]
+//   nvcc -std=c++17 -O3 -arch=sm_90a -Xcompiler -fopenmp dev/cuda/attention.cu -o attention [-DUSE_CUDNN -lcudnn]
+//   ./attention [--quick|--small]
 //
 // Checks: forward (out, lse) and backward against float64 on the CPU, grouped KV heads and lengths that fill no tile included;
-// outputs are filled with NaN first; two runs must give the same bits. --quick: checks only. TFLOP/s count causal work: forward
-// 2 B H T T D, backward 2.5 times that, whatever a version computes again.
-#include <math.h>
+// outputs are filled with NaN first; two runs must give the same bits. --quick: checks only; --small: only the own kernels, on small
+// shapes. TFLOP/s count causal work: forward 2 B H T T D, backward 2.5 times that, whatever a version computes again.
+#include "ladder.cuh"
 
 #include "../../llmc/cuda/attention.cuh"
 
-static int passed, failed;
-static void report(int ok, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    printf("  %-4s ", ok ? "ok" : "FAIL");
-    vprintf(format, args);
-    printf("\n");
-    va_end(args);
-    if (ok) passed++; else failed++;
-}
+static Ladder ladder;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Versions: a forward or a backward of a shape.
@@ -113,13 +105,14 @@ static void *device_alloc(int64_t bytes) {
 #ifdef USE_CUDNN
 static const char *cudnn_word(const CudnnGraph *g) { return !g ? "no plan" : g->nondeterministic ? "no" : "yes"; }
 #endif
-static Run run_create(const AttentionShape *s) {
+// atomics: also cuDNN's backward that is not repeatable.
+static Run run_create(const AttentionShape *s, AttentionBackend backend, bool atomics_too) {
     Run r;
     memset(&r, 0, sizeof r);
-    r.plan = attention_create(s->B, s->T, s->heads, s->kv_heads, s->head_dim, ATTENTION_CUDNN, 1);
+    r.plan = attention_create(s->B, s->T, s->heads, s->kv_heads, s->head_dim, backend, 1);
     r.shape = s;
 #ifdef USE_CUDNN
-    CudnnGraph *atomics = attention_cudnn_pass(s, CUDNN_BACKWARD);
+    CudnnGraph *atomics = atomics_too ? attention_cudnn_pass(s, CUDNN_BACKWARD, 0) : NULL;
     if (atomics) {
         r.atomics = atomics;
         r.atomics_space = device_alloc(atomics->workspace_bytes);
@@ -150,20 +143,9 @@ static const double HALF_ULP = 1.0 / 256, SLACK = 1e-4;
 
 typedef struct { double *out, *out_bound, *lse, *dqkv, *dqkv_bound; } Reference;
 
-static float bf16_to_float(uint16_t x) {
-    const uint32_t w = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &w, 4);
-    return f;
-}
-static uint16_t float_to_bf16(float f) {
-    uint32_t w;
-    memcpy(&w, &f, 4);
-    return (uint16_t)((w + 0x7FFF + (w >> 16 & 1)) >> 16);
-}
 static float *widen(const uint16_t *x, int64_t n) {
     float *y = (float *)xcalloc((size_t)n, 4);
-    for (int64_t i = 0; i < n; i++) y[i] = bf16_to_float(x[i]);
+    for (int64_t i = 0; i < n; i++) y[i] = bf16_decode(x[i]);
     return y;
 }
 
@@ -230,17 +212,20 @@ static Reference reference_create(const AttentionShape *s, const uint16_t *qkv, 
     r.lse = (double *)xcalloc((size_t)lse_count(s), 8);
     r.dqkv = (double *)xcalloc((size_t)n, 8); r.dqkv_bound = (double *)xcalloc((size_t)n, 8);
     float *x = widen(qkv, n), *g = widen(dout, m), *o = (float *)xcalloc((size_t)m, 4);
-    for (int b = 0; b < s->B; b++)
-        for (int i = 0; i < s->heads; i++) {
-            const int64_t q = b * s->T * stride + i * s->head_dim, k = b * s->T * stride + (s->heads + i / (s->heads / s->kv_heads)) * s->head_dim;
+    const int in_group = s->heads / s->kv_heads;
+#pragma omp parallel for
+    for (int group = 0; group < s->B * s->kv_heads; group++)  // whose heads add to one dk and dv
+        for (int i = group % s->kv_heads * in_group; i < (group % s->kv_heads + 1) * in_group; i++) {
+            const int b = group / s->kv_heads;
+            const int64_t q = b * s->T * stride + i * s->head_dim, k = b * s->T * stride + (s->heads + i / in_group) * s->head_dim;
             const int64_t v = k + s->kv_heads * s->head_dim, at = b * s->T * os + i * s->head_dim;
             const Head h = {x + q, x + k, x + v, o + at, g + at, stride, os, s->T, s->head_dim};
             head_forward(&h, r.out + at, r.out_bound + at, r.lse + ((int64_t)b * s->heads + i) * s->T);
             for (int t = 0; t < s->T; t++)
                 for (int d = 0; d < s->head_dim; d++) {
                     const int64_t e = at + t * os + d;
-                    out[e] = float_to_bf16((float)r.out[e]);
-                    o[e] = bf16_to_float(out[e]);
+                    out[e] = bf16_encode((float)r.out[e]);
+                    o[e] = bf16_decode(out[e]);
                 }
             head_backward(&h, r.dqkv + q, r.dqkv + k, r.dqkv + v, r.dqkv_bound + q, r.dqkv_bound + k, r.dqkv_bound + v);
         }
@@ -266,7 +251,7 @@ static float random_normal(void) {  // sum of twelve uniforms: near enough to no
 static double worst_ratio(const uint16_t *x, const double *right, const double *bound, int64_t n) {
     double worst = 0;
     for (int64_t i = 0; i < n; i++) {
-        const double ratio = fabs(bf16_to_float(x[i]) - right[i]) / (bound[i] + 1e-30);
+        const double ratio = fabs(bf16_decode(x[i]) - right[i]) / (bound[i] + 1e-30);
         if (!(ratio <= worst)) worst = ratio == ratio ? ratio : INFINITY;
     }
     return worst;
@@ -288,7 +273,7 @@ static void check_forward(const Version *v, const Run *r, const Reference *right
         if (!(e <= error)) error = e == e ? e : INFINITY;
     }
     const double ratio = worst_ratio(out, right->out, right->out_bound, n);
-    report(ratio <= allowed && error < SLACK, "forward  %-20s out error/bound %.3f, lse error %.1e", v->name, ratio, error);
+    ladder_check(&ladder, ratio <= allowed && error < SLACK, "forward  %-20s out error/bound %.3f, lse error %.1e", v->name, ratio, error);
     free(out); free(lse);
 }
 static void check_backward(const Version *v, const Run *r, const Reference *right, double allowed) {
@@ -298,19 +283,18 @@ static void check_backward(const Version *v, const Run *r, const Reference *righ
     v->run(r);
     CUDA_CHECK(cudaMemcpy(x, r->dqkv, (size_t)n * 2, cudaMemcpyDeviceToHost));
     const double ratio = worst_ratio(x, right->dqkv, right->dqkv_bound, n);
-    report(ratio <= allowed, "backward %-20s dqkv error/bound %.3f", v->name, ratio);
+    ladder_check(&ladder, ratio <= allowed, "backward %-20s dqkv error/bound %.3f", v->name, ratio);
     free(x);
 }
 // cuDNN's order of operations is its own: twice the bound.
 static double allowed_of(const Version *v) { return v->head_dim < 0 ? 2 : 1; }
 
-static void check_shape(AttentionShape s) {
-    printf("B %d, T %d, heads %d/%d of %d\n", s.B, s.T, s.heads, s.kv_heads, s.head_dim);
-    Run r = run_create(&s);
+static void check_shape(AttentionShape s, AttentionBackend backend) {
+    Run r = run_create(&s, backend, false);
     const int64_t n = qkv_count(&s), m = out_count(&s);
     uint16_t *qkv = (uint16_t *)xcalloc((size_t)n, 2), *dout = (uint16_t *)xcalloc((size_t)m, 2), *out = (uint16_t *)xcalloc((size_t)m, 2);
-    for (int64_t i = 0; i < n; i++) qkv[i] = float_to_bf16(random_normal());
-    for (int64_t i = 0; i < m; i++) dout[i] = float_to_bf16(random_normal());
+    for (int64_t i = 0; i < n; i++) qkv[i] = bf16_encode(random_normal());
+    for (int64_t i = 0; i < m; i++) dout[i] = bf16_encode(random_normal());
     Reference right = reference_create(&s, qkv, dout, out);
     CUDA_CHECK(cudaMemcpy(r.qkv, qkv, (size_t)n * 2, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(r.dout, dout, (size_t)m * 2, cudaMemcpyHostToDevice));
@@ -331,17 +315,6 @@ static void check_shape(AttentionShape s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Repeatability and time, at the models' shapes.
 
-static __global__ void fill_random(bf16 *x, int64_t n, uint32_t seed) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-        uint32_t h = (uint32_t)i * 0x9E3779B9u ^ seed;
-        float sum = 0;
-        for (int j = 0; j < 4; j++) {  // four uniforms scaled to variance 1
-            h ^= h >> 16; h *= 0x7FEB352Du; h ^= h >> 15; h *= 0x846CA68Bu; h ^= h >> 16;
-            sum += (float)h * 0x1p-32f - 0.5f;
-        }
-        x[i] = __float2bfloat16(sum * 1.7320508f);
-    }
-}
 static double time_ms(const Version *v, const Run *r) {
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start)); CUDA_CHECK(cudaEventCreate(&stop));
@@ -370,19 +343,17 @@ static void check_repeats(const Version *v, const Run *r, void *result, int64_t 
     }
     int64_t different = 0;
     for (int64_t i = 0; i < bytes; i++) different += first[i] != second[i];
-    report(different == 0, "%s: two runs, %lld of %lld bytes differ", v->name, (long long)different, (long long)bytes);
+    ladder_check(&ladder, different == 0, "%s: two runs, %lld of %lld bytes differ", v->name, (long long)different, (long long)bytes);
     free(first); free(second);
 }
 static void fill_run(Run *r) {
-    fill_random<<<1024, 256>>>(r->qkv, qkv_count(r->shape), 1);
-    fill_random<<<1024, 256>>>(r->dout, out_count(r->shape), 2);
-    CUDA_LAUNCHED();
+    fill_gauss(r->qkv, qkv_count(r->shape), 1);
+    fill_gauss(r->dout, out_count(r->shape), 2);
     flash_forward(r->shape, r->out, r->lse, r->qkv, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
 }
-static void check_repeatability(AttentionShape s) {
-    printf("repeatability: B %d, T %d, heads %d/%d of %d\n", s.B, s.T, s.heads, s.kv_heads, s.head_dim);
-    Run r = run_create(&s);
+static void check_repeatability(AttentionShape s, AttentionBackend backend) {
+    Run r = run_create(&s, backend, false);
     fill_run(&r);
     for (int i = 0; i < FORWARDS; i++)
         if ((i == 0 || i == FORWARDS - 1) && version_runs(&forward_versions[i], &r)) check_repeats(&forward_versions[i], &r, r.out, out_count(&s) * 2);
@@ -412,8 +383,7 @@ static void time_versions(const char *pass, const Version *versions, int count, 
 }
 static void time_shape(const Timed *t) {
     const AttentionShape *s = &t->shape;
-    printf("B %d, T %d, heads %d/%d of %d\n", s->B, s->T, s->heads, s->kv_heads, s->head_dim);
-    Run r = run_create(s);
+    Run r = run_create(s, ATTENTION_AUTO, true);
     fill_run(&r);
     const double flops = 2.0 * s->B * s->heads * (double)s->T * s->T * s->head_dim;
     time_versions("forward", forward_versions, FORWARDS, &r, flops, t->fa2[0], t->cudnn[0]);
@@ -422,16 +392,18 @@ static void time_shape(const Timed *t) {
 }
 
 int main(int argc, char **argv) {
-    const int quick = argc == 2 && !strcmp(argv[1], "--quick");
-    if (argc > 2 || (argc == 2 && !quick)) fatal_usage("%s [--quick]: unknown argument %s", argv[0], argv[argc - 1]);
-    const AttentionShape shapes[] = {
-        {1, 1, 1, 1, 64}, {2, 64, 2, 1, 128}, {1, 129, 2, 2, 128}, {2, 200, 4, 2, 64}, {1, 333, 3, 1, 128}, {2, 256, 2, 2, 64}, {1, 512, 1, 1, 128}, {3, 77, 6, 2, 128},
-    };
-    for (const AttentionShape &s : shapes) check_shape(s);
-    check_repeatability((AttentionShape){4, 1000, 8, 4, 128});
-    check_repeatability((AttentionShape){8, 512, 8, 8, 128});
-    check_repeatability((AttentionShape){4, 1024, 8, 8, 64});
-    if (!quick) for (const Timed &t : timed) time_shape(&t);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    ladder = ladder_create(argc, argv);
+    if (ladder.large) fatal_usage("%s: --large is for the quantizers' ladders", argv[0]);
+    // cuDNN takes seconds to plan a shape: it is checked on some.
+    const AttentionShape own[] = {{1, 1, 1, 1, 64}, {1, 129, 2, 2, 128}, {3, 77, 6, 2, 128}, {2, 200, 4, 2, 64}};
+    const AttentionShape both[] = {{2, 64, 2, 1, 128}, {1, 333, 3, 1, 128}, {2, 256, 2, 2, 64}, {1, 512, 1, 1, 128}};
+    for (const AttentionShape &s : own) check_shape(s, ATTENTION_FLASH);
+    if (!ladder.small) {
+        for (const AttentionShape &s : both) check_shape(s, ATTENTION_AUTO);
+        check_repeatability({4, 1000, 8, 4, 128}, ATTENTION_AUTO);
+        check_repeatability({8, 512, 8, 8, 128}, ATTENTION_AUTO);
+        check_repeatability({4, 1024, 8, 8, 64}, ATTENTION_FLASH);
+    }
+    if (!ladder.quick) for (const Timed &t : timed) time_shape(&t);
+    return ladder_finish(&ladder);
 }

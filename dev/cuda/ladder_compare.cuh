@@ -14,7 +14,7 @@ static Ladder ladder;
 // Options and, unless --quick, the card's ceilings. Returns whether rows are to be timed after the checks.
 FN bool ladder_begin(int argc, char **argv) {
     ladder = ladder_create(argc, argv);
-    if (ladder.large) fatal_usage("%s: --large is for the quantizers' ladders; this one takes --quick or nothing", argv[0]);
+    if (ladder.large) fatal_usage("%s: --large is for the quantizers' ladders; this one takes --quick, --small or nothing", argv[0]);
     if (!ladder.quick) ladder_ceilings(&ladder);
     return !ladder.quick;
 }

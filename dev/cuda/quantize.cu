@@ -24,13 +24,24 @@ static __global__ void naive_kernel(const bf16 *x, int64_t blocks, int four_six,
     for (int i = 0; i < 16; i++) decoded[16 * k + i] = __float2bfloat16_rn(f32_mul(q[i][0], e4m3_decode(sb[0])));
     scales[k] = (uint8_t)sb[0];
 }
-enum Version { NAIVE, TRAINER, NATIVE, VERSIONS };
-static const char *const VERSION_NAMES[] = {"naive", "trainer", "native"};
+// The trainer's kernel, in its variants: when a thread loads its next block, and how many CTAs an SM has room for.
+enum Version { NAIVE, AFTER_3, AFTER_4, AFTER_5, AHEAD_3, AHEAD_4, AHEAD_5, TRAINER, NATIVE, VERSIONS };
+static const char *const VERSION_NAMES[] = {"naive", "next after, 3 CTAs", "next after, 4 CTAs", "next after, 5 CTAs",
+                                            "next ahead, 3 CTAs", "next ahead, 4 CTAs", "next ahead, 5 CTAs", "trainer", "native"};
+template <bool AHEAD, int CTAS> static void variant_launch(Rounding rounding, const ForwardJob &job) {
+    if (rounding == ROUND_FOUR_SIX) forward_start<true, false, AHEAD, CTAS>(0, job);
+    else forward_start<false, false, AHEAD, CTAS>(0, job);
+}
 
 static void version_launch(Version v, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols, const float *amax, uint8_t *codes,
                            uint8_t *scales, bf16 *decoded, float *st, const float *other, float *alpha) {
     if (v == TRAINER) quantize_forward_launch(0, rounding, x, rows, cols, amax, codes, scales, decoded, st, other, alpha);
     if (v == NATIVE) quantize_forward_native_launch(0, rounding, x, rows, cols, amax, codes, scales, st, other, alpha);
+    if (v > NAIVE && v < TRAINER) {
+        static void (*const variants[])(Rounding, const ForwardJob &) = {variant_launch<false, 3>, variant_launch<false, 4>, variant_launch<false, 5>,
+                                                                         variant_launch<true, 3>, variant_launch<true, 4>, variant_launch<true, 5>};
+        variants[v - 1](rounding, forward_job(rounding, x, rows, cols, amax, codes, scales, decoded, st, other, alpha));
+    }
     if (v != NAIVE) return;
     const int64_t blocks = rows * cols / 16;
     naive_kernel<<<(int)ceil_div(blocks, 256), 256>>>(x, blocks, rounding == ROUND_FOUR_SIX, amax, codes, scales, decoded, st);
@@ -155,8 +166,8 @@ static void check_large(Ladder *l) {
 // Times
 
 // Instructions a value in the main loop of sm_90a code.
-#define COUNT_RTN 17.2
-#define COUNT_FOUR_SIX 31.0
+#define COUNT_RTN 18.0
+#define COUNT_FOUR_SIX 32.0
 
 static void time_shape(const Ladder *l, int64_t rows, int64_t cols) {
     const int64_t n = rows * cols;
@@ -175,18 +186,18 @@ static void time_shape(const Ladder *l, int64_t rows, int64_t cols) {
             version_launch((Version)v, rounding, x[i % copies], rows, cols, amax, codes, scales, decoded[i % copies], st, NULL, NULL); });
         char name[64];
         snprintf(name, sizeof name, "%s, %s", r ? "four_six" : "rtn", VERSION_NAMES[v]);
-        ladder_row(l, name, ms, (double)n, v == NATIVE ? 2.5625 : 4.5625, v == TRAINER ? (r ? COUNT_FOUR_SIX : COUNT_RTN) : 0);
+        ladder_row(l, name, ms, (double)n, v == NATIVE ? 2.5625 : 4.5625, v != NAIVE && v != NATIVE ? (r ? COUNT_FOUR_SIX : COUNT_RTN) : 0);
     }
     for (int i = 0; i < copies; i++) { CUDA_CHECK(cudaFree(x[i])); CUDA_CHECK(cudaFree(decoded[i])); }
 }
 
 int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
-    check_formulations(&l);
+    if (!l.small) check_formulations(&l);
     check_amax(&l);
     static const int64_t shapes[][2] = {{1, 16}, {3, 48}, {127, 640}, {128, 128}, {257, 1024}, {130, 80}};
     for (const int64_t *s : shapes)
-        for (int v = 0; v < VERSIONS; v++) for (int kind = 0; kind < DATA_KINDS; kind++)
+        for (int v = 0; v < VERSIONS && !(l.small && s[1] > 128); v++) for (int kind = 0; kind < DATA_KINDS; kind++)
             for (Rounding r : {ROUND_RTN, ROUND_FOUR_SIX}) check_tensor(&l, (Version)v, r, (DataKind)kind, s[0], s[1]);
     if (l.large) check_large(&l);
     if (!l.quick) {

@@ -2,7 +2,7 @@
 //   nvcc -std=c++17 -O3 -arch=native -Xcompiler "-ffp-contract=off -fopenmp" dev/cuda/rotate_eden.cu -o rotate_eden && ./rotate_eden
 #include "ladder.cuh"
 
-#include "../../llmc/cpu/quantize.h"
+#include "../../llmc/cpu/pack.h"
 #include "../../llmc/cuda/quantize.cuh"
 
 static const OperandSpec POSTHOC = {ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL};
@@ -36,14 +36,10 @@ static __global__ void naive_kernel(const __grid_constant__ EdenJob job, int dir
         const Philox4 p = philox_keyed((uint32_t)(side.first + index / 4), (uint32_t)((side.first + index / 4) >> 32), side.step, side.address, side.keys);
         const float s = ms_eden_posthoc_extended(c[0], p.w[index & 3]);
         for (int k = 0; k < 16; k++) value[16 * i + k] = f32_mul(q[k][0], s);
-        side.c[(direction == ALONG_M ? at * job.N + row : run) * 8 + i] = bf16_encode(c[0]);
+        reinterpret_cast<uint16_t *>(side.c + (direction == ALONG_M ? at * job.N + row : run) * 4)[2 * (i & 3) + (i >> 2)] = bf16_encode(c[0]);
         atomicMax(side.cta_max, f32_bits(c[0]));
-        // The strip of this run, as the trainer's kernel numbers them.
-        const int in_tile = (int)(row % EDEN_TILE);
-        int warp = in_tile / 32;
-        if (direction == ALONG_M) for (int w = 0; w < 4; w++) for (int l = 0; l < 32; l++) if (eden_place<1>(ALONG_M, w, l).run == in_tile) warp = w;
         const int64_t tile = direction == ALONG_M ? at * job.tiles_n + row / EDEN_TILE : row / EDEN_TILE * job.tiles_n + at;
-        atomicMin(&side.strip_min[tile * EDEN_STRIPS + warp], f32_bits(c[0]) - 1u);
+        atomicMin(&side.tile_min[tile], f32_bits(c[0]) - 1u);
     }
     __syncthreads();
     side.decoded[from] = __float2bfloat16_rn(value[i]);
@@ -55,45 +51,47 @@ static void naive_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].decoded = along_m;
     for (int d = 0; d < 2; d++) {
         CUDA_CHECK(cudaMemsetAsync(job.side[d].cta_max, 0, 4));
-        CUDA_CHECK(cudaMemsetAsync(job.side[d].strip_min, 0xFF, (size_t)eden_strip_bytes(M, N)));
+        CUDA_CHECK(cudaMemsetAsync(job.side[d].tile_min, 0xFF, (size_t)eden_min_bytes(M, N)));
         naive_kernel<<<(unsigned)(M * N / EDEN_TILE), EDEN_TILE>>>(job, d);
         CUDA_LAUNCHED();
     }
-    eden_finish<1>(0, job, 0, DO_N | DO_M, 1, st, NULL, NULL);
+    eden_finish(0, job, 0, DO_N | DO_M, 1, st, NULL, NULL);
 }
 // Both directions by two kernels that each read dY: what one read saves.
 static void separate_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
     eden_one_launch(0, dy, M, N, 0, along_n, n, workspace, st);
     eden_one_launch(0, dy, M, N, 1, along_m, m, workspace, st ? st + 1 : NULL);
 }
-// One kernel, in its variants: STAGES source buffers (with one, only the SM's other CTA hides the wait for a tile), SHARE threads a run.
-template <int STAGES, int SHARE>
+// One kernel, in its variants: STAGES source buffers (with one, only the SM's other CTA hides the wait for a tile); APART: each
+// direction has its own code.
+template <int STAGES, bool APART>
 static void variant_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
     EdenJob job = eden_job(M, N, workspace);
     job.x = dy;
     eden_side(&job, ALONG_N, n); job.side[ALONG_N].decoded = along_n;
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].decoded = along_m;
-    const int ctas = eden_start<SOURCE_BF16, DO_N | DO_M, STAGES, false, SHARE>(0, job);
-    eden_finish<SHARE>(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL);
+    const int ctas = eden_start<SOURCE_BF16, DO_N | DO_M, STAGES, false, APART>(0, job);
+    eden_finish(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL);
 }
 static void trainer_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
     eden_both_launch(0, dy, M, N, along_n, along_m, n, m, workspace, st);
 }
 struct Version { const char *name; void (*launch)(const bf16 *, int64_t, int64_t, bf16 *, bf16 *, EdenAddress, EdenAddress, void *, float *); double bytes, instructions; };
 
-// Instructions a value in sm_90a code: rotate and quantize one direction, by threads a run; decode packed codes.
-#define COUNT_SHARE_1 23.8
-#define COUNT_SHARE_2 26.4
-#define COUNT_UNPACK 3.6
-#define COUNT_TRAINER (EDEN_SHARE == 1 ? COUNT_SHARE_1 : COUNT_SHARE_2)
+// Instructions a value that a warp executes, counted in sm_90a code: both directions, with a code for each or a common one; one
+// direction; a saved tensor again.
+#define COUNT_APART 50.6
+#define COUNT_COMMON 54.9
+#define COUNT_ONE 26.5
+#define COUNT_REQUANT 31.0
 static const Version VERSIONS[] = {
     {"naive: barrier a stage", naive_launch, 8, 0},
-    {"a direction a kernel", separate_launch, 8.25, 2 * COUNT_TRAINER},
-    {"1 buffer, 1 thread a run", variant_launch<1, 1>, 6.25, 2 * COUNT_SHARE_1},
-    {"2 buffers, 1 thread a run", variant_launch<2, 1>, 6.25, 2 * COUNT_SHARE_1},
-    {"1 buffer, 2 threads a run", variant_launch<1, 2>, 6.25, 2 * COUNT_SHARE_2},
-    {"2 buffers, 2 threads a run", variant_launch<2, 2>, 6.25, 2 * COUNT_SHARE_2},
-    {"trainer's choice", trainer_launch, 6.25, 2 * COUNT_TRAINER},
+    {"a direction a kernel", separate_launch, 8.25, 2 * COUNT_ONE},
+    {"1 buffer, common code", variant_launch<1, false>, 6.25, COUNT_COMMON},
+    {"1 buffer, own code", variant_launch<1, true>, 6.25, COUNT_APART},
+    {"2 buffers, common code", variant_launch<2, false>, 6.25, COUNT_COMMON},
+    {"2 buffers, own code", variant_launch<2, true>, 6.25, COUNT_APART},
+    {"trainer's choice", trainer_launch, 6.25, EDEN_APART ? COUNT_APART : COUNT_COMMON},
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -134,7 +132,9 @@ static void check_decoded(Ladder *l, const char *what, const bf16 *device, float
     ladder_check(l, bad == 0, "%s: %lld of %lld values differ, the first at row %lld, column %lld: %a, CPU %a", what, (long long)bad, (long long)n,
                  (long long)(first / cols), (long long)(first % cols), bad ? bf16_decode(got[(size_t)first]) : 0.0f, bad ? f32_mul(want[(size_t)first], st) : 0.0f);
 }
-// A packed operand against quantize_pack(): codes, tiled scales, tensor scale.
+// Codes without the sign of a zero (8: -0).
+static uint8_t unsigned_zeros(uint8_t two) { return (uint8_t)((two & 0x0Fu) == 0x08u ? two & 0xF0u : two) & (uint8_t)((two & 0xF0u) == 0x80u ? 0x0Fu : 0xFFu); }
+// A packed operand against quantize_pack(): codes (but for the sign of a zero), tiled scales, tensor scale.
 static void check_packed(Ladder *l, const char *what, const uint8_t *codes, const uint8_t *tiled, float device_st, const std::vector<float> &x,
                          int64_t rows, int64_t cols, int along_rows, EdenAddress a) {
     const QuantizeRandom random = random_of(a);
@@ -143,7 +143,7 @@ static void check_packed(Ladder *l, const char *what, const uint8_t *codes, cons
     if (!isnan(p.st)) {
         const std::vector<uint8_t> c = host_copy(codes, p.code_bytes), s = host_copy(tiled, p.scale_bytes);
         int64_t bad_codes = 0, bad_scales = 0;
-        for (int64_t i = 0; i < p.code_bytes; i++) bad_codes += c[(size_t)i] != p.codes[i];
+        for (int64_t i = 0; i < p.code_bytes; i++) bad_codes += unsigned_zeros(c[(size_t)i]) != unsigned_zeros(p.codes[i]);
         for (int64_t i = 0; i < p.scale_bytes; i++) bad_scales += s[(size_t)i] != p.scales[i];
         ladder_check(l, bad_codes == 0, "%s: %lld of %lld code bytes differ", what, (long long)bad_codes, (long long)p.code_bytes);
         ladder_check(l, bad_scales == 0, "%s: %lld of %lld scales differ", what, (long long)bad_scales, (long long)p.scale_bytes);
@@ -231,15 +231,17 @@ static __global__ void formulations_kernel(unsigned long long *wrong) {
             if (f32_bits(want) != (h ? got & 0xFFFF0000u : got << 16)) atomicAdd(&wrong[1], 1ull);
         }
     }
-    if (thread < 128) {  // every column once
+    if (thread < 128) {  // every block of every run once
         int owners = 0;
-        for (int w = 0; w < 4; w++) for (int l = 0; l < 32; l++) owners += eden_place<1>(ALONG_M, w, l).run == (int)thread;
-        for (int w = 0; w < 8; w++) for (int l = 0; l < 32; l++) owners += eden_place<2>(ALONG_M, w, l).run == (int)thread;
-        if (owners != 3) atomicAdd(&wrong[2], 1ull);
+        for (int d = 0; d < 2; d++) for (int w = 0; w < EDEN_WARPS; w++) for (int l = 0; l < 32; l++) {
+            const EdenPlace p = eden_place(d, w, l);
+            if (p.run == (int)thread) for (int half = 0; half < 2; half++) owners += 1 << 2 * run_block(p.part, half);
+        }
+        if (owners != 0xAAAA) atomicAdd(&wrong[2], 1ull);  // two directions: twice each of eight blocks
     }
 }
 static void check_formulations(Ladder *l) {
-    static const char *const names[] = {"f32_quotient", "packed_decode2", "eden_place: owners of a column"};
+    static const char *const names[] = {"f32_quotient", "packed_decode2", "eden_place, run_block: owners of a block"};
     DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>(3, 0ull));
     formulations_kernel<<<2048, 256>>>(wrong);
     CUDA_LAUNCHED();
@@ -307,8 +309,8 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
         ladder_row(l, v.name, ladder_time([&](int i) {
             v.launch(x[i % copies], M, N, along_n[i % copies], along_m[i % copies], a, m, workspace, st); }), (double)n, v.bytes, v.instructions);
     }
-    ladder_row(l, "along N only", ladder_time([&](int i) { eden_one_launch(0, x[i % copies], M, N, 0, along_n[i % copies], a, workspace, st); }), (double)n, 4.125, COUNT_TRAINER);
-    ladder_row(l, "along M only", ladder_time([&](int i) { eden_one_launch(0, x[i % copies], M, N, 1, along_m[i % copies], m, workspace, st); }), (double)n, 4.125, COUNT_TRAINER);
+    ladder_row(l, "along N only", ladder_time([&](int i) { eden_one_launch(0, x[i % copies], M, N, 0, along_n[i % copies], a, workspace, st); }), (double)n, 4.125, COUNT_ONE);
+    ladder_row(l, "along M only", ladder_time([&](int i) { eden_one_launch(0, x[i % copies], M, N, 1, along_m[i % copies], m, workspace, st); }), (double)n, 4.125, COUNT_ONE);
     ladder_row(l, "native", ladder_time([&](int i) {
         eden_both_native_launch(0, x[i % copies], M, N, codes, tiled, codes_m, tiled_m, a, m, workspace, st); }), (double)n, 3.625, 0);
     EdenJob job = eden_job(M, N, workspace);
@@ -316,7 +318,7 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
     eden_side(&job, ALONG_N, a); job.side[ALONG_N].decoded = along_n[0];
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].decoded = along_m[0];
     const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, false>(0, job);
-    ladder_row(l, "  of it, looking for blocks to mend", ladder_time([&](int) { eden_finish<EDEN_SHARE>(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL); }), (double)n, 0, 0);
+    ladder_row(l, "  of it, looking for blocks to mend", ladder_time([&](int) { eden_finish(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL); }), (double)n, 0, 0);
 
     for (int i = 0; i < copies; i++) shrink_kernel<<<1024, 256>>>(x[i], M, N);
     CUDA_LAUNCHED();
@@ -325,15 +327,15 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
 
     quantize_forward_launch(0, ROUND_FOUR_SIX, x[0], M, N, amax, codes, scales, NULL, saved, NULL, NULL);
     ladder_row(l, "saved X again, along M", ladder_time([&](int i) {
-        eden_requant_launch(0, codes, scales, M, N, along_m[i % copies], b, saved, alpha, workspace, st); }), (double)n, 2.6875, COUNT_TRAINER + COUNT_UNPACK);
+        eden_requant_launch(0, codes, scales, M, N, along_m[i % copies], b, saved, alpha, workspace, st); }), (double)n, 2.6875, COUNT_REQUANT);
     for (int i = 0; i < copies; i++) { CUDA_CHECK(cudaFree(x[i])); CUDA_CHECK(cudaFree(along_n[i])); CUDA_CHECK(cudaFree(along_m[i])); }
 }
 
 int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
-    check_formulations(&l);
+    if (!l.small) check_formulations(&l);
     static const int64_t shapes[][2] = {{128, 128}, {256, 384}, {384, 256}, {1024, 640}};
-    for (const int64_t *s : shapes) for (int kind = 0; kind < DATA_KINDS; kind++) {
+    for (const int64_t *s : shapes) for (int kind = 0; kind < DATA_KINDS && !(l.small && s[0] > 256); kind++) {
         check_both(&l, (DataKind)kind, s[0], s[1]);
         check_requant(&l, (DataKind)kind, s[0], s[1]);
     }

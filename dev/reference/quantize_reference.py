@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Independent numpy reference of the block quantizers, and the maker of the golden vectors under dev/test/golden.
 
-    quantize_reference.py vectors [FOLDER]   writes gauss, edge, zeros, formats and posthoc .json (default: dev/test/golden)
+    quantize_reference.py vectors [FOLDER]   writes gauss, edge, zeros, formats, posthoc and search .json (default: dev/test/golden)
     quantize_reference.py check [FOLDER]     exit 1 if the files in FOLDER are not what `vectors` would write
     quantize_reference.py table              relative MSE and misalignment of every quantizer on N(0,1)
 
@@ -79,6 +79,30 @@ def sum8(t):
     p = t[..., 0].copy()
     for i in range(1, 8):
         p = p + t[..., i]
+    s = p[..., 0].copy()
+    for i in range(1, p.shape[-1]):
+        s = s + p[..., i]
+    return s
+
+
+def fma(a, b, c):
+    """a*b + c rounded once to float32. The product is exact in float64; its sum with c is rounded to odd there (the last bit tells
+    that something is missing), and from 53 bits to 24 that rounds as the exact sum does."""
+    p, c = a.astype(f64) * b.astype(f64), c.astype(f64)
+    s = p + c
+    t = s - p
+    missing = (p - (s - t)) + (c - t)                                      # s + missing = p + c exactly
+    odd = (s.view(np.int64) & 1) == 1
+    toward = np.where(missing > 0, np.inf, -np.inf)
+    return np.where((missing != 0) & ~odd, np.nextafter(s, toward), s).astype(f32)
+
+
+def dot8(a, b):
+    """<a,b> over the last axis in the order of sum8, each product fused into its sum."""
+    a, b = (t.reshape(t.shape[:-1] + (-1, 8)) for t in (a, b))
+    p = np.zeros(a.shape[:-1], f32)
+    for i in range(8):
+        p = fma(a[..., i], b[..., i], p)
     s = p[..., 0].copy()
     for i in range(1, p.shape[-1]):
         s = s + p[..., i]
@@ -171,24 +195,98 @@ def ms_eden(x, signs, u):
     return q.reshape(R, C), np.where(sb > 0, e4m3_sr(t, u.reshape(t.shape)), 0).astype(np.uint8), st
 
 
-def ms_eden_posthoc(x, signs, u):
-    """The same with the range aligned after the fact. Per block: m = amax/6 cut to four mantissa bits, c = bf16(m*S); the tensor
-    scale is the power of two at or above max(c)/256, and the block scales are c over it, rounded stochastically."""
-    R, C = x.shape
-    yb = fwht(x, np.tile(signs, C // 128), 128).reshape(R, C // 16, 16)
-    m = (np.abs(yb).max(-1) * f32(1 / 6)).astype(f32)
-    mantissa, exponent = np.frexp(m.astype(f64))                          # mantissa in [1/2, 1): 5 bits with the leading one
-    m = np.ldexp(np.floor(mantissa * 32) / 32, exponent)
-    m = np.where(m >= 2.0 ** -100, m, 0).astype(f32)
+def cut(m, bits):
+    """Positive float32 -> its leading `bits` significant bits; below 2^-100 zero."""
+    mantissa, exponent = np.frexp(m.astype(f64))                          # mantissa in [1/2, 1)
+    m = np.ldexp(np.floor(mantissa * 2 ** bits) / 2 ** bits, exponent)
+    return np.where(m >= 2.0 ** -100, m, 0).astype(f32)
+
+
+def eden_codes(yb, m):
+    """Codes of the blocks yb in units of m; also <v,v>, <v,q> and <v-q,v-q>."""
     e = np.where(m > 0, f32(1) / np.where(m > 0, m, f32(1)), f32(0)).astype(f32)
     v = (yb * e[..., None]).astype(f32)
     q = e2m1_rne(v)
-    D = sum8((v * e2m1_value(q)).astype(f32))
-    S = (sum8((v * v).astype(f32)) / np.where(D > 0, D, f32(1))).astype(f32)
+    r = (v - e2m1_value(q)).astype(f32)
+    return q, dot8(v, v), dot8(v, e2m1_value(q)), sum8((r * r).astype(f32))
+
+
+def eden_align(q, m, V, D, u):
+    """c = bf16(m*S), S = V/D. The tensor scale is the power of two at or above max(c)/256, and the block scales are c over it,
+    rounded stochastically."""
+    S = (V / np.where(D > 0, D, f32(1))).astype(f32)
     c = bf16((m * S).astype(f32))
     mantissa, exponent = np.frexp(float(c.max()) / 256)
     st = f32(1) if c.max() == 0 else f32(2.0 ** (exponent - 1 if mantissa == 0.5 else exponent))
-    return q.reshape(R, C), e4m3_sr((c / st).astype(f32), u.reshape(c.shape)), st
+    return q.reshape(q.shape[0], -1), e4m3_sr((c / st).astype(f32), u.reshape(c.shape)), st
+
+
+def ms_eden_posthoc(x, signs, u):
+    """The same with the range aligned after the fact. Per block: m = amax/6 cut to five significant bits."""
+    R, C = x.shape
+    yb = fwht(x, np.tile(signs, C // 128), 128).reshape(R, C // 16, 16)
+    m = cut((np.abs(yb).max(-1) * f32(1 / 6)).astype(f32), 5)
+    q, V, D, _ = eden_codes(yb, m)
+    return eden_align(q, m, V, D, u)
+
+
+def best_of(tries):
+    """Of (error, arrays...) the first of least error, block by block."""
+    best = list(next(tries))
+    for t in tries:
+        better = t[0] < best[0]
+        for i, (new, old) in enumerate(zip(t, best)):
+            best[i] = np.where(better if new.ndim == better.ndim else better[..., None], new, old)
+    return best[1:]
+
+
+def search(x, every, true):
+    """Scale search: least squared error of nine codes from amax/7 up (every), or of the codes around those of amax/6 and amax/4. true:
+    the winner's scale times <x,x>/<x,qd>, to nearest."""
+    R, C = x.shape
+    inv, st = tensor_scale(np.abs(x).max(), 1.0, 256)
+    xb = x.reshape(R, C // 16, 16)
+    amax = np.abs(xb).max(-1)
+    t = ((amax * inv).astype(f32) * (f32(f32(6) / f32(7)) if every else f32(1))).astype(f32)
+    first = np.maximum(e4m3_rne(t).astype(int), 1)
+    if not every:
+        first = np.maximum(first - 1, 1)
+
+    def attempt(offset):
+        sb = np.where(amax > 0, np.minimum(first + offset, 126), 0).astype(np.uint8)
+        v, d = encode(xb, sb, st)
+        q = e2m1_rne(v)
+        r = (xb - (e2m1_value(q) * d[..., None]).astype(f32)).astype(f32)
+        return sum8((r * r).astype(f32)), q, sb
+
+    q, sb = best_of(attempt(o) for o in (range(9) if every else (0, 1, 5, 6)))
+    if true:
+        d = (E4M3[sb] * st).astype(f32)
+        D = sum8((xb * (e2m1_value(q) * d[..., None]).astype(f32)).astype(f32))
+        S = np.where(D > 0, sum8((xb * xb).astype(f32)) / np.where(D > 0, D, f32(1)), f32(1)).astype(f32)
+        sb = np.where(sb > 0, np.maximum(e4m3_rne((E4M3[sb] * S).astype(f32)), 1), 0).astype(np.uint8)
+    return q.reshape(R, C), sb, st
+
+
+def ms_eden_search(x, signs, u, every):
+    """MS-EDEN post hoc with m of least squared error among values of four significant bits, upward from amax/7 or amax/6."""
+    R, C = x.shape
+    yb = fwht(x, np.tile(signs, C // 128), 128).reshape(R, C // 16, 16)
+    first = cut((np.abs(yb).max(-1) * f32(f32(1) / f32(7 if every else 6))).astype(f32), 4)
+
+    def attempt(offset):
+        mantissa, exponent = np.frexp(first.astype(f64))
+        for _ in range(offset):                                           # the next value of four bits
+            mantissa = mantissa + 1 / 16
+            mantissa, exponent = np.where(mantissa == 1, 0.5, mantissa), exponent + (mantissa == 1)
+        m = np.where(first > 0, np.ldexp(mantissa, exponent), 0).astype(f32)
+        q, V, D, E = eden_codes(yb, m)
+        inverse = np.where(first > 0, f32(1) / np.where(first > 0, first, f32(1)), f32(0)).astype(f32)
+        steps = (m * inverse).astype(f32)
+        return (E * (steps * steps).astype(f32)).astype(f32), q, m, V, D
+
+    q, m, V, D = best_of(attempt(o) for o in (range(9) if every else (0, 1, 4, 5)))
+    return eden_align(q, m, V, D, u)
 
 
 def dequant(q, sb, st, tile16=False):
@@ -223,6 +321,27 @@ def mx_sr(x, signs, u):
     v = (np.ldexp(y, -e[..., None]).astype(f32) * f32(.75)).astype(f32)
     v = np.where(a[..., None] > 0, v, f32(0)).astype(f32)
     return e2m1_sr(v, u.reshape(v.shape)).reshape(R, C), e
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One scale a tensor or a row. -> dequantized values
+
+
+def fp8(x, grid):
+    amax = np.abs(x).max()
+    v = (x * f32(grid[-1] / amax)).astype(f32).astype(f64)
+    k = np.clip(np.searchsorted(grid, np.abs(v), side="right") - 1, 0, len(grid) - 2)
+    lo, hi = np.abs(v) - grid[k], grid[k + 1] - np.abs(v)
+    k = k + ((hi < lo) | ((hi == lo) & (k % 2 == 1)))
+    return np.copysign(grid[k], v) * f64(f32(amax / f32(grid[-1])))
+
+
+E5M2 = np.array([m * 2.0 ** -16 if e == 0 else (1 + m / 4) * 2.0 ** (e - 15) for e in range(31) for m in range(4)])
+
+
+def fp4_rows(x):
+    amax = np.abs(x).max(-1, keepdims=True)
+    return e2m1_value(e2m1_rne((x * (f32(6) / amax).astype(f32)).astype(f32))) * (amax / f32(6)).astype(f32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -273,7 +392,7 @@ def vectors(folder):
             json.dump(d, f, indent=0)
 
     r = np.random.default_rng(11)
-    posthoc = {}
+    posthoc, searched = {}, {}
     for name, x in inputs().items():
         R, C = x.shape
         u = r.integers(0, 2 ** 32, (R, C), dtype=u32)
@@ -288,7 +407,11 @@ def vectors(folder):
         put(name, {"rows": R, "cols": C, "x": floats(x), "words_per_value": words(u), "words_per_block": words(ub),
                    "sign_bits": "".join("1" if s < 0 else "0" for s in signs), "quantizers": out})
         posthoc[name] = nvfp4(*ms_eden_posthoc(x, signs, ub))
+        searched[name] = {kind + ("_all" if every else "_few"): nvfp4(*f(every)) for every in (False, True) for kind, f in (
+            ("search", lambda every: search(x, every, False)), ("search_true", lambda every: search(x, every, True)),
+            ("ms_eden_search", lambda every: ms_eden_search(x, signs, ub, every)))}
     put("posthoc", posthoc)  # x, words and signs: those of the file of that name
+    put("search", searched)
     ties = [.25, .75, 1.25, 1.75, 2.5, 3.5, 5, 6, 7]
     v = np.concatenate([r.standard_normal(400).astype(f32) * f32(3), ties + [1e9, 0, 1e-30], -np.array(ties)]).astype(f32)
     w = np.concatenate([np.abs(r.standard_normal(400)) * 100, (E4M3[1:] + E4M3[:-1]) / 2, E4M3,
@@ -326,7 +449,12 @@ def table(n=1 << 22):
     show("four_six 1x16", dequant(*rtn(x, True)), x)
     show("four_six 16x16", dequant(*rtn(x, True, True), tile16=True), x)
     show("sr 1x16", dequant(*sr(x, r.integers(0, 2 ** 32, x.shape, dtype=u32))), x)
+    for every in (False, True):
+        show("search " + ("all" if every else "four"), dequant(*search(x, every, False)), x)
+        show("search true " + ("all" if every else "four"), dequant(*search(x, every, True)), x)
     y = fwht(x, np.tile(s, 8), 128)
+    for every in (False, True):
+        show("ms_eden search " + ("all" if every else "four"), dequant(*ms_eden_search(x, s, per_block(), every)), y)
     show("ms_eden 128", dequant(*ms_eden(x, s, per_block())), y)
     show("ms_eden_posthoc 128", dequant(*ms_eden_posthoc(x, s, per_block())), y)
     y = fwht(x, np.ones(1024, f32), 32) * f32(32 ** -.5)
@@ -335,6 +463,9 @@ def table(n=1 << 22):
     y = fwht(x, np.tile(s[:32], 32), 32) * f32(32 ** -.5)
     q, e = mx_sr(x, s[:32], r.integers(0, 2 ** 32, x.shape, dtype=u32))
     show("mx_sr 32", np.ldexp(e2m1_value(q).reshape(*e.shape, 32), e[..., None]).reshape(x.shape) * 4 / 3, y)
+    show("e4m3, tensor", fp8(x, E4M3.astype(f64)), x)
+    show("e5m2, tensor", fp8(x, E5M2), x)
+    show("e2m1, row", fp4_rows(x), x)
 
 
 def main():

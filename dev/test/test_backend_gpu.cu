@@ -1,18 +1,10 @@
 // test_backend_gpu.cu: what the GPU backend promises beyond its numbers (test_gpt2.cu checks those): making activations again, or
 // letting gradients lie in freed activations, changes no bit; a step is repeatable; a step that is not finite is not applied;
-// results come in order, one step late; evaluation and logits leave training alone; a tied model's gradient is the sum of both uses.
+// results come in order, one step late; evaluation and logits leave training alone; a tied model's gradient is the sum of both uses;
+// BF16 gradients are the float32 ones rounded; the own attention kernels train as cuDNN's do.
 #include "llmc/cuda/backend.cuh"
 
-static int passed, failed;
-
-PRINTF_LIKE(2, 3)
-static void check(int ok, const char *format, ...) {
-    va_list args; va_start(args, format);
-    printf("%s  ", ok ? "ok    " : "FAILED");
-    vprintf(format, args); putchar('\n');
-    va_end(args);
-    ok ? passed++ : failed++;
-}
+#include "check.h"
 
 enum { B = 2, T = 64, VOCAB = 256, STEPS = 3 };
 
@@ -91,25 +83,84 @@ static int all_finite(const Outcome *r) {
     return ok;
 }
 
-static void check_same_bits(const char *recipe, int micro_batches) {
+// The caller frees the outcome.
+static Outcome check_same_bits(const char *recipe, int micro_batches, int grad_bf16) {
     static const char *const names[] = {"norm", "none", "mlp", "block"};
+    char what[64];
+    snprintf(what, sizeof what, "%s, %d micro-batches, %s gradients", recipe, micro_batches, grad_bf16 ? "BF16" : "float32");
     LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, micro_batches, 0);
+    o.grad_bf16 = grad_bf16;
     Outcome base = run(&o, 0);
-    check(all_finite(&base), "%s, %d micro-batches: all finite; losses %.6f %.6f %.6f", recipe, micro_batches, base.results[0].loss, base.results[1].loss, base.results[2].loss);
+    check(all_finite(&base), "%s: all finite; losses %.6f %.6f %.6f", what, base.results[0].loss, base.results[1].loss, base.results[2].loss);
     Outcome again = run(&o, 1);
-    check(same(&base, &again), "%s, %d micro-batches: a second run, with evaluations and logits between its steps, has the same bits", recipe, micro_batches);
+    check(same(&base, &again), "%s: a second run, with evaluations and logits between its steps, has the same bits", what);
     outcome_free(&again);
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         o.recompute = recompute;
         again = run(&o, 0);
-        check(same(&base, &again), "%s, %d micro-batches: --recompute %s has the bits of norm", recipe, micro_batches, names[recompute]);
+        check(same(&base, &again), "%s: --recompute %s has the bits of norm", what, names[recompute]);
         outcome_free(&again);
     }
     // float64 norm of the gradients that were read, against the device's: GRAD_NORM's sum rounds each square and sum of four in float32.
     double squares = 0;
     for (int64_t i = 0; i < base.table.total; i++) squares += (double)base.grads[i] * base.grads[i];
-    check(fabs(sqrt(squares) / base.results[0].grad_norm - 1) < 4 * 0x1p-24 + 0x1p-23, "%s: gradient norm %.6f is that of the gradients", recipe, base.results[0].grad_norm);
-    outcome_free(&base);
+    check(fabs(sqrt(squares) / base.results[0].grad_norm - 1) < 4 * 0x1p-24 + 0x1p-23, "%s: gradient norm %.6f is that of the gradients", what, base.results[0].grad_norm);
+    return base;
+}
+// ||a - b|| / ||b|| of a parameter's gradients.
+static double gradient_error(const Param *p, const Outcome *a, const Outcome *b) {
+    double error = 0, square = 0;
+    for (int64_t i = p->offset; i < p->offset + p->count; i++) {
+        error += ((double)a->grads[i] - b->grads[i]) * ((double)a->grads[i] - b->grads[i]);
+        square += (double)b->grads[i] * b->grads[i];
+    }
+    return square > 0 ? sqrt(error / square) : INFINITY;
+}
+// The first step's gradients in BF16 against float32, from the same weights. Each micro-batch rounds what there is so far, by 2^-8
+// of its value at most. What there is so far is no larger than the result, but for chance: 2^-8 of the norm a micro-batch. The product
+// itself may sum in another order: far below that. What stays float32 has the same bits, and the loss does not know of gradients.
+static void check_bf16_gradients(const char *recipe, int micro_batches, const Outcome *exact, const Outcome *rounded) {
+    double worst = 0;
+    int64_t wide = 0, others = 0;
+    for (int i = 0; i < exact->table.count; i++) {
+        const Param *p = &exact->table.params[i];
+        const double error = gradient_error(p, rounded, exact);
+        if (p->layer < 0) { others += error != 0; continue; }
+        if (!(error <= worst)) worst = error;
+        for (int64_t e = p->offset; e < p->offset + p->count; e++) wide += rounded->grads[e] != bf16_round(rounded->grads[e]);
+    }
+    check(worst > 0x1p-12 && worst <= micro_batches * 0x1p-8 && wide == 0 && others == 0,
+          "%s, %d micro-batches: BF16 gradients are the float32 ones rounded (largest relative error of a tensor %.5f, %lld wider values, %lld other tensors differ)",
+          recipe, micro_batches, worst, (long long)wide, (long long)others);
+    const StepResult *a = rounded->results, *b = exact->results;
+    check(a[0].loss == b[0].loss && fabs(a[2].loss / b[2].loss - 1) < 0x1p-8,
+          "%s, %d micro-batches: with BF16 gradients the losses are %.6f %.6f, with float32 ones %.6f %.6f (first and third step)", recipe, micro_batches,
+          a[0].loss, a[2].loss, b[0].loss, b[2].loss);
+}
+// The own attention kernels against cuDNN's. Both round probabilities, their gradients and every result to BF16, each in its own
+// order: some ten roundings of 1.5e-3 (rms) in a layer's attention, forward and backward, of either side, in three layers:
+// sqrt(2 * 10 * 3) * 1.5e-3 = 1.2e-2 of a gradient's norm; times 2 for what they add up to in the sums that nearly cancel (softmax's).
+// A wrong mask, scale or head is an error of the gradient's own size in q, k or v; losses of an untrained model hardly see one.
+static void check_attention(void) {
+#ifdef USE_CUDNN
+    LlamaOptions o = options_of("bf16", RECOMPUTE_NORM, 1, 0);
+    o.attention = ATTENTION_CUDNN;
+    Outcome library = run(&o, 0);
+    o.attention = ATTENTION_FLASH;
+    Outcome own = run(&o, 0);
+    double worst = 0;
+    for (int i = 0; i < own.table.count; i++) {
+        const double error = gradient_error(&own.table.params[i], &own, &library);
+        if (!(error <= worst)) worst = error;
+    }
+    check(worst <= 2.4e-2, "attention: gradients by flash and by cudnn differ by %.4f of a tensor's norm at most", worst);
+    double apart = 0;
+    for (int s = 0; s < STEPS; s++) apart = fmax(apart, fabs(own.results[s].loss / library.results[s].loss - 1));
+    check(apart < 0x1p-8, "attention: losses of %d steps by flash and by cudnn differ by %.5f %% at most", STEPS, 100 * apart);
+    outcome_free(&library); outcome_free(&own);
+#else
+    printf("attention: built without cuDNN, nothing to compare the own kernels with\n");
+#endif
 }
 // A weight becomes NaN: the step reports it, and changes neither parameters nor the optimizer's state.
 static void check_not_finite(const char *recipe) {
@@ -162,8 +213,17 @@ static void check_tied(void) {
     free(x); free(a); free(b);
     llama_free(tied); llama_free(untied);
 }
-static void check_state(void) {
-    const LlamaOptions o = options_of("bf16", RECOMPUTE_NORM, 1, 0);
+static void check_plan(const Llama *m) {
+    MemoryItem items[32];
+    const int n = llama_plan(&m->options, items, 32);
+    int64_t planned = 0, allocated = m->attention->workspace_bytes;
+    for (int i = 0; i < n; i++) planned += items[i].bytes;
+    for (int i = 0; i < ARENA_COUNT; i++) allocated += m->arenas[i].used;
+    check(planned == allocated, "the plan's %lld bytes are what is allocated (%lld)", (long long)planned, (long long)allocated);
+}
+static void check_state(int grad_bf16) {
+    LlamaOptions o = options_of("bf16", RECOMPUTE_NORM, 1, 0);
+    o.grad_bf16 = grad_bf16;
     Llama *m = llama_create(&o);
     llama_init(m);
     const Param *p = param_get(llama_params(m), PARAM_DOWN, 1);
@@ -173,31 +233,37 @@ static void check_state(void) {
     int64_t wrong = 0;
     for (int64_t i = 0; i < p->count; i++) wrong += got[i] != bf16_round(want[i]);
     check(wrong == 0, "initial values are the host's, rounded to BF16");
-    for (int64_t i = 0; i < p->count; i++) want[i] = (float)i * 0x1p-20f;
     for (int what = LLAMA_GRADS; what <= LLAMA_ADAM_V; what++) {
+        for (int64_t i = 0; i < p->count; i++) want[i] = (float)(i + what) * 0x1p-20f;
         llama_write(m, (enum LlamaState)what, p, want);
         llama_read(m, (enum LlamaState)what, p, got);
+        for (int64_t i = 0; i < p->count && what == LLAMA_GRADS && grad_bf16; i++) want[i] = bf16_round(want[i]);
         check(memcmp(want, got, (size_t)p->count * sizeof *want) == 0, "state %d is read as it was written", what);
     }
-    MemoryItem items[32];
-    const int n = llama_plan(&o, items, 32);
-    int64_t planned = 0, allocated = m->attention->workspace_bytes;
-    for (int i = 0; i < n; i++) planned += items[i].bytes;
-    for (int i = 0; i < ARENA_COUNT; i++) allocated += m->arenas[i].used;
-    check(planned == allocated, "the plan's %lld bytes are what is allocated (%lld)", (long long)planned, (long long)allocated);
+    check_plan(m);
     free(want); free(got);
     llama_free(m);
 }
 
 int main(void) {
-    check_state();
-    for (int micro_batches = 1; micro_batches <= 2; micro_batches++) {
-        check_same_bits("bf16", micro_batches);
-        check_same_bits("quartet2", micro_batches);
+    check_state(0);
+    check_state(1);
+    // Gradients lie in activations when there is one micro-batch, and are added up when there are two.
+    static const char *const recipes[] = {"bf16", "quartet2"};
+    for (int i = 0; i < 4; i++) {
+        const char *recipe = recipes[i / 2];
+        const int micro_batches = 1 + i % 2;
+        Outcome exact = check_same_bits(recipe, micro_batches, 0);
+        if (i == 0 || i == 3) {
+            Outcome rounded = check_same_bits(recipe, micro_batches, 1);
+            check_bf16_gradients(recipe, micro_batches, &exact, &rounded);
+            outcome_free(&rounded);
+        }
+        outcome_free(&exact);
     }
+    check_attention();
     check_not_finite("bf16");
     check_not_finite("quartet2");
     check_tied();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return checks_finish();
 }

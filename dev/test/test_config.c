@@ -63,9 +63,11 @@ static void test_defaults_and_overrides(void **state) {
     assert_string_equal(c.recipe, "quartet2");
     assert_string_equal(c.resume, "none");
     assert_true(c.beta1 == 0.9 && c.beta2 == 0.95 && c.adam_eps == 1e-8 && c.weight_decay == 0.1 && c.clip == 1 && c.min_lr == 0.1);
-    assert_int_equal(c.master_fp32, 0);
+    assert_true(c.master_fp32 == 0 && c.grad_bf16 == 0 && c.attention == 0);
     assert_int_equal(c.warmup_steps, 10);
     assert_int_equal(c.eval_every, 0);  // nothing to evaluate on
+    parse(&c, NEEDED "--grad-dtype bf16 --attention flash");
+    assert_true(c.grad_bf16 == 1 && c.attention == 2);
     parse(&c, "--train-data=a --val-data b --model 30M --batch 8 --seq 256 --total-batch 16Ki --tokens 1M --lr 1e-3 --warmup 7 --schedule wsd --tied true");
     assert_int_equal(c.llama.seq, 256);
     assert_int_equal(c.llama.tied, 1);
@@ -133,7 +135,11 @@ static void test_refused_command_lines(void **state) {
         {NEEDED "--schedule cos", "--schedule cos: one of cosine|linear|constant|wsd"},
         {NEEDED "--tied yes", "--tied yes: true or false"},
         {NEEDED "--master-weights fp16", "one of bf16|fp32"},
+        {NEEDED "--grad-dtype fp16", "one of fp32|bf16"},
+        {NEEDED "--attention fa3", "one of auto|cudnn|flash"},
         {NEEDED "--recipe quartet3", "--recipe quartet3: there is no such recipe; the recipes are fp32"},
+        {NEEDED "--bf16-layers 5", "--bf16-layers 5: tiny has 4 layers"},
+        {NEEDED "--bf16-layers -1", "a whole number from 0"},
         {NEEDED "--model 31M", "--model 31M: there is no such preset; the presets are tiny, 30M"},
         {NEEDED "--batch 3 --seq 100", "must be a multiple of 128 (rotations are 128 long); the nearest is --batch 32"},
         {NEEDED "--batch 65536 --seq 1Mi", "too many tokens"},

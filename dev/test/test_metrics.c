@@ -272,10 +272,59 @@ static void test_folders_that_do_not_work(void **state) {
     free(out);
 }
 
+// Measurements of quantization: a line a linear layer; operands that were not measured are left out; cut off on a resume like the rest.
+static void test_quant_stats(void **state) {
+    (void)state;
+    char *out = xstrdup(folder_path("quant"));
+    LinearStats stats[4 * LINEARS_PER_LAYER];
+    memset(stats, 0, sizeof stats);
+    const OperandStats x = {1, 0.0095, 0.25, 0.5, 3, 4};
+    stats[6].operand[GEMM_FORWARD][OPERAND_A] = stats[6].operand[GEMM_WGRAD][OPERAND_A] = x;  // layer 1, gate_up
+    stats[6].dx.cosine = 0.75; stats[6].dw.error = 0.125;
+    capture_begin();
+    for (int64_t first = 0; first < 4; first += 3) {                   // steps 1 to 4, then again from 3
+        Metrics m;
+        make_config(out);
+        assert_int_equal(config.llama.layers, 4);
+        metrics_open(&m, &config, &INFO, first, 0);
+        for (int64_t done = first + 1; done <= 4; done++) {
+            StepResult r = result_of(done);
+            metrics_step(&m, done, &r, 1e-3);
+            if (done % 2 == 0) metrics_quant(&m, done, stats);
+        }
+        metrics_close(&m);
+    }
+    free(capture_end());
+    char *path = xasprintf("%s/log.jsonl", out), *log = get_file(path, NULL), error[ERROR_TEXT];
+    int lines = 0;
+    for (char *line = strtok(log, "\n"); line; line = strtok(NULL, "\n")) {
+        cJSON *j = json_parse_object(line, strlen(line), path, error, sizeof error);
+        assert_non_null(j);
+        if (json_get(j, "quant")) {
+            const int i = lines++ % 16;
+            assert_int_equal(json_get(j, "quant")->valueint, lines <= 16 ? 2 : 4);
+            assert_int_equal(json_get(j, "layer")->valueint, i / 4);
+            const cJSON *forward = json_get(j, "forward"), *dgrad = json_get(j, "dgrad"), *wgrad = json_get(j, "wgrad");
+            assert_null(json_get(forward, "w"));
+            assert_int_equal(json_get(forward, "x") != NULL, i == 6);
+            assert_int_equal(json_get(wgrad, "dy") != NULL, i == 6);
+            assert_true(json_get(dgrad, "cosine")->valuedouble == (i == 6 ? 0.75 : 0) && json_get(wgrad, "error")->valuedouble == (i == 6 ? 0.125 : 0));
+            if (i == 6) {
+                assert_string_equal(json_get(j, "linear")->valuestring, "gate_up");
+                assert_true(fabs(json_get(json_get(forward, "x"), "error")->valuedouble - 0.0095) < 1e-8);
+                assert_true(json_get(json_get(forward, "x"), "clipped")->valuedouble == 0.5);
+            }
+        }
+        cJSON_Delete(j);
+    }
+    assert_int_equal(lines, 32);                                       // step 2's and, once, step 4's
+    free(log); free(path); free(out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_log_says_what_happened), cmocka_unit_test(test_console), cmocka_unit_test(test_same_bytes_and_resume),
         cmocka_unit_test(test_earlier_log_is_kept), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_floats_round_trip),
-        cmocka_unit_test(test_mfu_and_pauses), cmocka_unit_test(test_folders_that_do_not_work)};
+        cmocka_unit_test(test_mfu_and_pauses), cmocka_unit_test(test_quant_stats), cmocka_unit_test(test_folders_that_do_not_work)};
     return cmocka_run_group_tests(tests, test_folder_make, test_tree_remove);
 }

@@ -20,6 +20,12 @@ static const Quantizer QUANTIZERS[] = {
     {"sr_1x16", OPERAND(ROUND_SR, FORMAT_NVFP4, BLOCK_1X16, 0, FROM_ORIGINAL)},
     {"ms_eden_128", OPERAND(ROUND_MS_EDEN, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL)},
     {"ms_eden_posthoc_128", OPERAND(ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL)},
+    {"search_few", NVFP4_SEARCH(ROUND_SEARCH, 0, FROM_ORIGINAL, SEARCH_FEW)},
+    {"search_all", NVFP4_SEARCH(ROUND_SEARCH, 0, FROM_ORIGINAL, SEARCH_ALL)},
+    {"search_true_few", NVFP4_SEARCH(ROUND_SEARCH_TRUE, 0, FROM_ORIGINAL, SEARCH_FEW)},
+    {"search_true_all", NVFP4_SEARCH(ROUND_SEARCH_TRUE, 0, FROM_ORIGINAL, SEARCH_ALL)},
+    {"ms_eden_search_few", NVFP4_SEARCH(ROUND_MS_EDEN_SEARCH, 128, FROM_ORIGINAL, SEARCH_FEW)},
+    {"ms_eden_search_all", NVFP4_SEARCH(ROUND_MS_EDEN_SEARCH, 128, FROM_ORIGINAL, SEARCH_ALL)},
 };
 #define QUANTIZER_COUNT ((int)(sizeof QUANTIZERS / sizeof QUANTIZERS[0]))
 static const QuantizeAddress ADDRESS = {11, 5, 2, 1, GEMM_WGRAD, OPERAND_A, 3, 1};
@@ -91,17 +97,19 @@ static void check_golden(const char *file, const Quantizer *z, const cJSON *inpu
 static void test_golden(void **state) {
     (void)state;
     static const char *const files[] = {"gauss", "edge", "zeros"};
-    cJSON *posthoc = golden_open("posthoc");
+    cJSON *posthoc = golden_open("posthoc"), *search = golden_open("search");
     for (int f = 0; f < 3; f++) {
         cJSON *j = golden_open(files[f]);
         for (int z = 0; z < QUANTIZER_COUNT; z++) for (int along_rows = 0; along_rows < 2; along_rows++) {
             const cJSON *expected = json_get(json_get(j, "quantizers"), QUANTIZERS[z].name);
+            if (!expected) expected = json_get(json_get(search, files[f]), QUANTIZERS[z].name);
             if (!expected) expected = json_get(posthoc, files[f]);
             check_golden(files[f], &QUANTIZERS[z], j, expected, along_rows);
         }
         cJSON_Delete(j);
     }
     cJSON_Delete(posthoc);
+    cJSON_Delete(search);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -133,10 +141,80 @@ static float ref_codes(const float *x, int sb, float st, float q[16]) {  // -> t
     }
     return ref_sum(r2);
 }
+// S = <y,y> over <y,qd>; 1 where there is nothing to divide by.
+static float ref_correction(const float *y, const float *qd) {
+    float n[16], p[16];
+    for (int i = 0; i < 16; i++) { n[i] = y[i] * y[i]; p[i] = y[i] * qd[i]; }
+    const float D = ref_sum(p);
+    return D > 0 ? ref_sum(n) / D : 1;
+}
+// The scale search: every candidate by the comments of quantize.h, one after the other.
+static RefBlock ref_search(const float *x, TensorScale ts, int all, int is_true) {
+    static const int few[4] = {0, 1, 5, 6};
+    RefBlock b;
+    memset(&b, 0, sizeof b);
+    float amax = 0, q[16], least = INFINITY;
+    for (int i = 0; i < 16; i++) amax = fmaxf(amax, fabsf(x[i]));
+    const float t = amax * ts.inv * (all ? 6.0f / 7.0f : 1.0f);
+    int first = ref_scale(amax, t) - !all;
+    if (first < 1) first = 1;
+    for (int k = 0; k < (all ? 9 : 4); k++) {
+        int sb = first + (all ? k : few[k]);
+        if (sb > 126) sb = 126;
+        if (amax == 0) sb = 0;
+        const float error = ref_codes(x, sb, ts.st, q);
+        if (error < least) { least = error; b.sb = sb; memcpy(b.q, q, sizeof q); }
+    }
+    if (is_true && b.sb) {
+        for (int i = 0; i < 16; i++) q[i] = b.q[i] * ((float)E4M3_GRID.value[b.sb] * ts.st);
+        b.sb = ref_e4m3((float)E4M3_GRID.value[b.sb] * ref_correction(x, q));
+        if (b.sb < 1) b.sb = 1;
+    }
+    return b;
+}
+// A positive float32 cut to `bits` significant bits.
+static float ref_cut(float m, int bits) {
+    int exponent;
+    const double fraction = frexp((double)m, &exponent);
+    const float cut = (float)ldexp(floor(ldexp(fraction, bits)), exponent - bits);
+    return cut < 0x1p-100f ? 0 : cut;
+}
+// Codes of y in units of m. -> c = m*S, rounded to BF16; *error: squared, in units of m.
+static float ref_eden(const float *y, float m, float q[16], float *error) {
+    float v[16], r2[16];
+    const float e = m > 0 ? 1 / m : 0;
+    for (int i = 0; i < 16; i++) {
+        v[i] = y[i] * e;
+        q[i] = ref_e2m1(v[i]);
+        r2[i] = (v[i] - q[i]) * (v[i] - q[i]);
+    }
+    *error = ref_sum(r2);
+    float n[2] = {0, 0}, p[2] = {0, 0};                                // by eights, each product and sum rounded once
+    for (int i = 0; i < 16; i++) { n[i / 8] = fmaf(v[i], v[i], n[i / 8]); p[i / 8] = fmaf(v[i], q[i], p[i / 8]); }
+    const float D = p[0] + p[1];
+    return bf16_round(m * ((n[0] + n[1]) / (D > 0 ? D : 1)));
+}
+static RefBlock ref_eden_search(const float *y, int all) {
+    static const int few[4] = {0, 1, 4, 5};
+    RefBlock b;
+    memset(&b, 0, sizeof b);
+    float amax = 0, q[16], least = INFINITY;
+    for (int i = 0; i < 16; i++) amax = fmaxf(amax, fabsf(y[i]));
+    const float first = ref_cut(amax * (all ? 1.0f / 7 : 1.0f / 6), 4), inverse = first > 0 ? 1 / first : 0;
+    for (int k = 0; k < (all ? 9 : 4); k++) {
+        float m = first, error;
+        for (int up = 0; up < (all ? k : few[k]); up++) m += ldexpf(1, first > 0 ? ilogbf(m) - 3 : 0);  // the next of four bits
+        if (first == 0) m = 0;
+        const float c = ref_eden(y, m, q, &error), steps = m * inverse;
+        error *= steps * steps;
+        if (error < least) { least = error; b.c = c; memcpy(b.q, q, sizeof q); }
+    }
+    return b;
+}
 static RefBlock ref_block(Rounding rounding, const float *x, TensorScale ts, const uint32_t *u) {
     RefBlock b;
     memset(&b, 0, sizeof b);
-    float amax = 0, p[16], n[16];
+    float amax = 0;
     for (int i = 0; i < 16; i++) amax = fmaxf(amax, fabsf(x[i]));
     if (rounding == ROUND_RTN || rounding == ROUND_FOUR_SIX) {
         float q4[16];
@@ -154,26 +232,16 @@ static RefBlock ref_block(Rounding rounding, const float *x, TensorScale ts, con
         const int s = ref_scale(amax, amax * (float)(17.0 / 16 * 0.93) * ts.inv);
         const float d = (float)E4M3_GRID.value[s] * ts.st;
         ref_codes(x, s, ts.st, b.q);
-        for (int i = 0; i < 16; i++) { n[i] = x[i] * x[i]; p[i] = x[i] * (b.q[i] * d); }
-        const float D = ref_sum(p), S = D > 0 ? ref_sum(n) / D : 1;
-        b.sb = grid_stochastic(&E4M3_GRID, (double)((float)E4M3_GRID.value[s] * S), u[0]);
+        float qd[16];
+        for (int i = 0; i < 16; i++) qd[i] = b.q[i] * d;
+        b.sb = grid_stochastic(&E4M3_GRID, (double)((float)E4M3_GRID.value[s] * ref_correction(x, qd)), u[0]);
     } else {
-        int exponent;
-        const double fraction = frexp((double)(amax * (1.0f / 6)), &exponent);
-        float m = (float)ldexp(floor(fraction * 32) / 32, exponent);
-        if (m < 0x1p-100f) m = 0;
-        const float e = m > 0 ? 1 / m : 0;
-        for (int i = 0; i < 16; i++) {
-            const float v = x[i] * e;
-            b.q[i] = ref_e2m1(v);
-            n[i] = v * v; p[i] = v * b.q[i];
-        }
-        const float D = ref_sum(p);
-        b.c = bf16_round(m * (ref_sum(n) / (D > 0 ? D : 1)));
+        float error;
+        b.c = ref_eden(x, ref_cut(amax * (1.0f / 6), 5), b.q, &error);
     }
     return b;
 }
-static void check_lanes(Rounding rounding, LaneBlock x, TensorScale ts, LaneBlockBits u) {
+static void check_lanes(Rounding rounding, int all, LaneBlock x, TensorScale ts, LaneBlockBits u) {
     LaneBlock q;
     uint32_t sb[LANES], first[LANES];
     float amax[LANES], c[LANES];
@@ -184,12 +252,16 @@ static void check_lanes(Rounding rounding, LaneBlock x, TensorScale ts, LaneBloc
     else if (rounding == ROUND_FOUR_SIX) four_six_block(x, amax, ts, q, sb);
     else if (rounding == ROUND_SR) nvfp4_sr_block(x, amax, ts, u, q, sb);
     else if (rounding == ROUND_MS_EDEN) ms_eden_block(x, amax, ts, first, q, sb);
-    else ms_eden_posthoc_block(x, amax, q, c);
+    else if (rounding == ROUND_MS_EDEN_POSTHOC) ms_eden_posthoc_block(x, amax, q, c);
+    else if (rounding == ROUND_MS_EDEN_SEARCH) ms_eden_search_block(x, amax, all, q, c);
+    else search_block(x, amax, ts, all, rounding == ROUND_SEARCH_TRUE, q, sb);
     for (int l = 0; l < LANES; l++) {
         float column[16];
         uint32_t words[16];
         for (int i = 0; i < 16; i++) { column[i] = x[i][l]; words[i] = u[i][l]; }
-        RefBlock b = ref_block(rounding, column, ts, words);
+        RefBlock b = rounding == ROUND_MS_EDEN_SEARCH ? ref_eden_search(column, all)
+                   : rounding == ROUND_SEARCH || rounding == ROUND_SEARCH_TRUE ? ref_search(column, ts, all, rounding == ROUND_SEARCH_TRUE)
+                   : ref_block(rounding, column, ts, words);
         if (b.sb != (int)sb[l] || f32_bits(b.c) != f32_bits(c[l])) fail_msg("rounding %d: scale %u, c %.9g; expected %d, %.9g", (int)rounding, sb[l], (double)c[l], b.sb, (double)b.c);
         for (int i = 0; i < 16; i++)
             if (q[i][l] != b.q[i]) fail_msg("rounding %d: value %.9g gives %g, expected %g", (int)rounding, (double)column[i], (double)q[i][l], (double)b.q[i]);
@@ -209,10 +281,10 @@ static void test_lanes_match_scalar(void **state) {
             if (l == 2 % LANES && round % 3 == 0) x[i][l] = i % 2 ? -1.5f : 1.5f;      // equal magnitudes
             if (l == 3 % LANES && round % 3 == 0) x[i][l] = ldexpf(x[i][l], -100);     // far below the tensor
         }
-        for (int rounding = ROUND_RTN; rounding <= ROUND_MS_EDEN_POSTHOC; rounding++) {
+        for (int rounding = ROUND_RTN; rounding <= ROUND_MS_EDEN_SEARCH; rounding++) {
             const float bound = rounding == ROUND_RTN || rounding == ROUND_SR ? 448 : 256;
             const float override_ = rounding == ROUND_SR ? SR_OVERRIDE : rounding == ROUND_MS_EDEN ? EDEN_OVERRIDE : 1;
-            check_lanes((Rounding)rounding, x, nvfp4_tensor_scale(ldexpf(1.0f + (float)(round % 8) / 8, round % 24), override_, bound), u);
+            check_lanes((Rounding)rounding, round & 1, x, nvfp4_tensor_scale(ldexpf(1.0f + (float)(round % 8) / 8, round % 24), override_, bound), u);
         }
     }
 }
@@ -393,7 +465,8 @@ static void test_block_far_below_the_tensor(void **state) {
         Quantized t = quantized(edge_x, EDGE_ROWS, EDGE_COLS, 0, &QUANTIZERS[z].spec, &random);
         const int first = (QUANTIZERS[z].spec.block == BLOCK_16X16 ? 1 : 16) * (EDGE_COLS / 16);
         for (int b = 0; b < 8; b++)
-            if (QUANTIZERS[z].spec.rounding == ROUND_MS_EDEN || QUANTIZERS[z].spec.rounding == ROUND_MS_EDEN_POSTHOC) assert_in_range(t.scales[first + b], 0, 1);  // 0: stochastically
+            if (QUANTIZERS[z].spec.rounding == ROUND_MS_EDEN || QUANTIZERS[z].spec.rounding == ROUND_MS_EDEN_POSTHOC ||
+                QUANTIZERS[z].spec.rounding == ROUND_MS_EDEN_SEARCH) assert_in_range(t.scales[first + b], 0, 1);  // 0: stochastically
             else assert_int_equal(t.scales[first + b], 1);
         for (int64_t i = 0; i < t.count; i++) assert_true(isfinite(t.q[i]));
         assert_true(isfinite(t.st) && t.st > 0);

@@ -59,6 +59,8 @@ struct Llama {
     LinearWork work;
 
     int weights_ready;                  // the linears' W operands belong to the parameters as they are
+    LinearProbe *probes;                // (layers, LINEARS_PER_LAYER) while a micro-batch is measured
+    LinearStats *stats;                 // what was measured last
     double loss_sum;                    // of the step so far, over tokens
     StepResult result;
 };
@@ -73,6 +75,7 @@ FN float *arena_floats(Arena *a, int64_t count) {
         fatal("the model's size overflows 64 bits; use a smaller model, --batch or --seq");
     return a->base ? (float *)(a->base + a->used - bytes) : NULL;
 }
+FN uint8_t *arena_bytes(Arena *a, int64_t count) { return (uint8_t *)arena_floats(a, (count + 3) / 4); }
 FN int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 FN int recipe_rounds(const Recipe *r) {
@@ -92,7 +95,14 @@ FN void linear_layout(Llama *m, Linear *l, const Param *p, const Recipe *recipe,
     l->x = keeps ? shared_x : arena_floats(act, M * l->K);
     l->x_operand = keeps ? arena_floats(act, M * l->K) : NULL;
     l->w_operand = linear_rounds_w(recipe) ? arena_floats(&m->blocks[BLOCK_OPERANDS], p->count) : (float *)l->w;
+    l->x_mask = linear_masks(recipe, GEMM_DGRAD) ? arena_bytes(act, M * l->K) : NULL;
+    l->w_mask = linear_masks(recipe, GEMM_WGRAD) ? arena_bytes(&m->blocks[BLOCK_OPERANDS], p->count) : NULL;
     l->w_factor = l->x_factor = 1;
+}
+// The recipe of a layer's linears: BF16 in the last bf16_layers (float32 where the recipe's forward is so), as in lm_head.
+FN const Recipe *plain_recipe(const Recipe *r) { return recipe_find(linear_rounds_w(r) ? "bf16" : "fp32"); }
+FN const Recipe *layer_recipe(const LlamaOptions *o, int layer) {
+    return layer < o->config.layers - o->bf16_layers ? o->recipe : plain_recipe(o->recipe);
 }
 FN void layer_layout(Llama *m, int index, int64_t M, float *shared_x) {
     const LlamaConfig *c = &m->options.config;
@@ -107,7 +117,7 @@ FN void layer_layout(Llama *m, int index, int64_t M, float *shared_x) {
     l->lse = arena_floats(act, M * c->heads);
     l->gate_up = arena_floats(act, M * 2 * c->ffn);
     for (int i = 0; i < LINEARS_PER_LAYER; i++)
-        linear_layout(m, &l->linear[i], param_get(&m->table, kinds[i], index), m->options.recipe, M, shared_x);
+        linear_layout(m, &l->linear[i], param_get(&m->table, kinds[i], index), layer_recipe(&m->options, index), M, shared_x);
     if (!m->params) return;
     const Param *attn = param_get(&m->table, PARAM_ATTN_NORM, index), *ffn = param_get(&m->table, PARAM_FFN_NORM, index);
     l->attn_norm = m->params + attn->offset; l->d_attn_norm = m->grads + attn->offset;
@@ -130,13 +140,16 @@ FN void work_layout(Llama *m, int64_t M) {
     m->scores = arena_floats(act, attention_work(c->seq, m->threads));
     m->cosines = arena_floats(act, (int64_t)c->seq * llama_head_dim(c) / 2);
     m->sines = arena_floats(act, (int64_t)c->seq * llama_head_dim(c) / 2);
-    int64_t operand = linear_work(m->head_rows, c->vocab, d);
+    int64_t operand = linear_work(m->head_rows, c->vocab, d), product = 0;
     for (int i = 0; i < m->table.count; i++)
-        if (m->table.params[i].linear >= 0)
+        if (m->table.params[i].linear >= 0) {
             operand = larger(operand, linear_work(M, m->table.params[i].rows, m->table.params[i].cols));
+            product = larger(product, m->table.params[i].count);
+        }
     if (!recipe_rounds(m->options.recipe)) operand = 0;
     m->work.a = arena_floats(act, operand);
     m->work.b = arena_floats(act, operand);
+    m->work.product = linear_works_on_dw(m->options.recipe) ? arena_floats(act, product) : NULL;
 }
 FN void model_layout(Llama *m) {
     const LlamaOptions *o = &m->options;
@@ -152,8 +165,7 @@ FN void model_layout(Llama *m) {
     m->x_final = arena_floats(act, M * c->width);
     m->rms_final = arena_floats(act, M);
     // lm_head is not quantized: BF16 operands, or float32 where the recipe's forward leaves its operands so.
-    const Recipe *plain = recipe_find(linear_rounds_w(o->recipe) ? "bf16" : "fp32");
-    linear_layout(m, &m->head, param_get(&m->table, PARAM_LM_HEAD, -1), plain, M, NULL);
+    linear_layout(m, &m->head, param_get(&m->table, PARAM_LM_HEAD, -1), plain_recipe(o->recipe), M, NULL);
     work_layout(m, M);
     if (!m->params) return;
     const Param *embed = param_get(&m->table, PARAM_EMBED, -1), *norm = param_get(&m->table, PARAM_FINAL_NORM, -1);
@@ -181,8 +193,11 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     shape_check(o);
     if (o->recompute != RECOMPUTE_NORM && o->recompute != RECOMPUTE_NONE)
         fatal("--recompute: the CPU backend keeps every activation and takes only none and norm");
-    if (o->recompute != RECOMPUTE_NORM && o->recompute != RECOMPUTE_NONE)
-        fatal("--recompute mlp and block are the GPU program's: this one keeps every activation; leave the option out");
+    if (o->grad_bf16) fatal("--grad-dtype bf16: the CPU backend keeps gradients in float32; leave it out, or train with the GPU program");
+    if (o->attention) fatal("--attention: the CPU backend has one kind of attention and takes only auto");
+    if (o->bf16_layers < 0 || o->bf16_layers > c->layers)
+        fatal("--bf16-layers %d: the model has %d layers", o->bf16_layers, c->layers);
+    recipe_check(o->recipe);
     m->options = *o;
     m->table = llama_param_table(c);
     m->layers = (LlamaLayer *)xcalloc((size_t)c->layers, sizeof(LlamaLayer));
@@ -233,6 +248,8 @@ FN Llama *llama_create(const LlamaOptions *o) {
 }
 FN void llama_free(Llama *m) {
     for (int i = 0; i < BLOCK_COUNT; i++) free(m->blocks[i].base);
+    llama_stats_end(m);
+    free(m->stats);
     free(m->layers);
     free(m->table.params);
     free(m);
@@ -386,6 +403,28 @@ FN void llama_step_begin(Llama *m, int64_t step) {
     m->weights_ready = 0;                                              // a stochastic forward draws anew each step
     m->loss_sum = 0;
 }
+FN Linear *model_linear(Llama *m, int64_t i) { return &m->layers[i / LINEARS_PER_LAYER].linear[i % LINEARS_PER_LAYER]; }
+FN void llama_stats_begin(Llama *m) {
+    const int64_t linears = (int64_t)m->options.config.layers * LINEARS_PER_LAYER, M = (int64_t)m->options.batch * m->options.config.seq;
+    if (!m->stats) m->stats = (LinearStats *)xcalloc((size_t)linears, sizeof(LinearStats));
+    m->probes = (LinearProbe *)xcalloc((size_t)linears, sizeof(LinearProbe));
+    for (int64_t i = 0; i < linears; i++) {
+        Linear *l = model_linear(m, i);
+        m->probes[i].x = (float *)xcalloc((size_t)(M * l->K), sizeof(float));
+        l->probe = &m->probes[i];
+    }
+}
+FN const LinearStats *llama_stats_end(Llama *m) {
+    const int64_t linears = (int64_t)m->options.config.layers * LINEARS_PER_LAYER;
+    for (int64_t i = 0; m->probes && i < linears; i++) {
+        m->stats[i] = m->probes[i].stats;
+        free(m->probes[i].x);
+        model_linear(m, i)->probe = NULL;
+    }
+    free(m->probes);
+    m->probes = NULL;
+    return m->stats;
+}
 FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32_t *targets) {
     const int64_t B = m->options.batch, T = m->options.config.seq;
     check_tokens(targets, B * T, m->options.config.vocab, "target");
@@ -393,6 +432,7 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     model_forward(m, tokens, B, T);
     m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches)));
     model_backward(m, tokens, B, T);
+    llama_stats_end(m);                                                // one micro-batch is measured
 }
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches;

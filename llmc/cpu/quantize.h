@@ -434,7 +434,8 @@ FN QuantizeJob quantize_job(int64_t rows, int64_t cols, int along_rows, const Op
     if (d && (d < 2 || d > ROTATION_MAX || (d & (d - 1))))
         fatal("rotation of %d: it must be a power of two from 2 to %d", d, ROTATION_MAX);
     if (!operand_is_known(spec))
-        fatal("no quantizer rounds by %d to format %d in blocks of kind %d: mend the recipe's row", (int)spec->rounding, (int)spec->format, (int)spec->block);
+        fatal("no quantizer rounds by %d to format %d in blocks of kind %d: mend the recipe's row", (int)spec->rounding,
+              (int)spec->format, (int)spec->block);
     if (rows < 1 || cols < 1 || j.inner % unit)
         fatal("cannot quantize a tensor of %lld x %lld along its %s: the length along the blocks must be a multiple of %d",
               (long long)rows, (long long)cols, along_rows ? "rows" : "columns", unit);

@@ -25,12 +25,26 @@ typedef struct {
     int32_t amax_slot;     // index into AdamWBuffers.amax, -1: none
 } AdamWSegment;
 
+// Gradients of a flat parameter buffer, in its order: float32, but for elements bf16_from .. bf16_to - 1 (multiples of 128), which
+// are BF16. Equal: all float32.
+typedef struct {
+    void *base;
+    int64_t bf16_from, bf16_to;
+} Gradients;
+
+HD int gradient_is_bf16(const Gradients *g, int64_t element) { return element >= g->bf16_from && element < g->bf16_to; }
+// Bytes before an element; with the element count, of the whole buffer.
+HD int64_t gradient_bytes(const Gradients *g, int64_t element) {
+    const int64_t past = element < g->bf16_to ? element : g->bf16_to, halved = past > g->bf16_from ? past - g->bf16_from : 0;
+    return 4 * element - 2 * halved;
+}
+HD void *gradient_at(const Gradients *g, int64_t element) { return (char *)g->base + gradient_bytes(g, element); }
+
 typedef struct {
     bf16 *params;                  // (count) the master weights, or, with masters, the BF16 working copy
     float *masters;                // NULL: params are the masters, rounded stochastically
     float *m, *v;                  // (count) float32
-    const float *grads;            // (count) float32 ...
-    const bf16 *grads_bf16;        // ... or, when grads is NULL, BF16
+    Gradients grads;               // (count)
     int64_t count;                 // a multiple of 128
     const AdamWSegment *segments;  // (segment_count) on the device
     int segment_count;
@@ -38,15 +52,22 @@ typedef struct {
     int amax_count;
 } AdamWBuffers;
 
+__device__ __forceinline__ float4 widen4(uint2 u) {
+    return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xFFFF0000u), __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xFFFF0000u));
+}
+// Four gradients from element e (a multiple of 4) on, read once.
+template <bool MIXED>
+__device__ __forceinline__ float4 gradient4(const Gradients &g, int64_t e) {
+    if (!MIXED) return __ldcs((const float4 *)g.base + e / 4);
+    const void *const at = gradient_at(&g, e);
+    return gradient_is_bf16(&g, e) ? widen4(__ldcs((const uint2 *)at)) : __ldcs((const float4 *)at);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Gradient norm
 
 __device__ __forceinline__ double squares4(float4 g) {
     return (double)(g.x * g.x + g.y * g.y + (g.z * g.z + g.w * g.w));
-}
-__device__ __forceinline__ double squares4(uint2 g) {
-    return squares4(make_float4(__uint_as_float(g.x << 16), __uint_as_float(g.x & 0xFFFF0000u), __uint_as_float(g.y << 16),
-                                __uint_as_float(g.y & 0xFFFF0000u)));
 }
 // Sum of a double over the block (blockDim.x a power of two, at most 1024), in a fixed tree; the result is thread 0's.
 __device__ __forceinline__ double block_sum_f64(double x) {
@@ -59,14 +80,14 @@ __device__ __forceinline__ double block_sum_f64(double x) {
     }
     return parts[0];
 }
-// partials (GRAD_NORM_BLOCKS): sums of squares, four at a time in float32, those in float64. Vector: float4 or uint2, 4 values.
-// A square above float32's range makes the norm infinite. Floor: 4 (2) bytes a value.
-template <typename Vector>
-__global__ void __launch_bounds__(ELEMENTWISE_THREADS) grad_norm_partial_kernel(double *partials, const Vector *__restrict__ grads, int64_t vectors) {
+// partials (GRAD_NORM_BLOCKS): sums of squares, four at a time in float32, those in float64. MIXED: some gradients are BF16.
+// A square above float32's range makes the norm infinite. Floor: 4 bytes a value (BF16: 2).
+template <bool MIXED>
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS) grad_norm_partial_kernel(double *partials, Gradients grads, int64_t count) {
     double sum = 0.0;
-    const int64_t stride = (int64_t)GRAD_NORM_BLOCKS * ELEMENTWISE_THREADS;
+    const int64_t stride = (int64_t)GRAD_NORM_BLOCKS * ELEMENTWISE_THREADS, vectors = count / 4;
 #pragma unroll 4
-    for (int64_t i = (int64_t)blockIdx.x * ELEMENTWISE_THREADS + threadIdx.x; i < vectors; i += stride) sum += squares4(__ldcs(grads + i));
+    for (int64_t i = (int64_t)blockIdx.x * ELEMENTWISE_THREADS + threadIdx.x; i < vectors; i += stride) sum += squares4(gradient4<MIXED>(grads, i * 4));
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
@@ -82,15 +103,16 @@ __global__ void __launch_bounds__(GRAD_NORM_BLOCKS) grad_norm_finish_kernel(Step
     *stats = s;
 }
 
+FN int gradients_mixed(const AdamWBuffers *b) { return b->grads.bf16_from < b->grads.bf16_to; }
 FN size_t grad_norm_scratch_bytes(void) { return GRAD_NORM_BLOCKS * sizeof(double); }
 
-// stats (device) from all gradients: b->grads or b->grads_bf16, padding included (which is zero). clip: largest norm, 0: no clipping.
+// stats (device) from all gradients, padding included (which is zero). clip: largest norm, 0: no clipping.
 // loss_sum (device float64, nullable: loss 0) times loss_scale is the step's loss. scratch: grad_norm_scratch_bytes().
 // Sums in a fixed order. 4 B read a gradient (BF16: 2).
 FN void grad_norm_launch(StepStats *stats, const AdamWBuffers *b, float clip, const double *loss_sum, float loss_scale, void *scratch,
                          cudaStream_t stream) {
-    if (b->grads) grad_norm_partial_kernel<<<GRAD_NORM_BLOCKS, ELEMENTWISE_THREADS, 0, stream>>>((double *)scratch, (const float4 *)b->grads, b->count / 4);
-    else grad_norm_partial_kernel<<<GRAD_NORM_BLOCKS, ELEMENTWISE_THREADS, 0, stream>>>((double *)scratch, (const uint2 *)b->grads_bf16, b->count / 4);
+    auto kernel = gradients_mixed(b) ? grad_norm_partial_kernel<true> : grad_norm_partial_kernel<false>;
+    kernel<<<GRAD_NORM_BLOCKS, ELEMENTWISE_THREADS, 0, stream>>>((double *)scratch, b->grads, b->count);
     grad_norm_finish_kernel<<<1, GRAD_NORM_BLOCKS, 0, stream>>>(stats, (const double *)scratch, clip, loss_sum, loss_scale);
     CUDA_LAUNCHED();
 }
@@ -157,11 +179,10 @@ __device__ __forceinline__ void master_words(RngStream random, int64_t element, 
     words[1][0] = odd ? p.w[2] : a; words[1][1] = odd ? p.w[3] : b;
 }
 
-// MASTERS: float32 masters beside the BF16 params. Grad: float or bf16. Floor, bytes a parameter: params 2+2, m 4+4, v 4+4,
-// gradient 4 = 24 (masters 4+4 instead of reading params: 30; BF16 gradients 2 less).
-template <bool MASTERS, typename Grad>
-__global__ void __launch_bounds__(ELEMENTWISE_THREADS) adamw_kernel(AdamWBuffers b, const Grad *grads, AdamWScalars k, RngStream random,
-                                                                   const StepStats *stats) {
+// MASTERS: float32 masters beside the BF16 params. MIXED: some gradients are BF16 (a warp's run of 128 is of one kind). Floor, bytes a
+// parameter: params 2+2, m 4+4, v 4+4, gradient 4 = 24 (masters 4+4 instead of reading params: 30; BF16 gradients 2 less).
+template <bool MASTERS, bool MIXED>
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS) adamw_kernel(AdamWBuffers b, AdamWScalars k, RngStream random, const StepStats *stats) {
     if (!stats->finite) return weights_amax_pass(b);
     const float scale = stats->scale;
     const int lane4 = threadIdx.x % 32 * 4;
@@ -176,17 +197,11 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS) adamw_kernel(AdamWBuffers
             if (MASTERS) w[run] = __ldcs((const float4 *)(b.masters + e));
             else {
                 p[run] = __ldcs((const uint2 *)(b.params + e));
-                w[run] = make_float4(__uint_as_float(p[run].x << 16), __uint_as_float(p[run].x & 0xFFFF0000u),
-                                     __uint_as_float(p[run].y << 16), __uint_as_float(p[run].y & 0xFFFF0000u));
+                w[run] = widen4(p[run]);
             }
             m[run] = __ldcs((const float4 *)(b.m + e));
             v[run] = __ldcs((const float4 *)(b.v + e));
-            if constexpr (sizeof(Grad) == 4) g[run] = __ldcs((const float4 *)(grads + e));
-            else {
-                const uint2 u = __ldcs((const uint2 *)(grads + e));
-                g[run] = make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xFFFF0000u), __uint_as_float(u.y << 16),
-                                     __uint_as_float(u.y & 0xFFFF0000u));
-            }
+            g[run] = gradient4<MIXED>(b.grads, e);
         }
         uint32_t words[2][2];
         if (!MASTERS) master_words(random, first, words);
@@ -217,12 +232,8 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS) weights_amax_kernel(AdamW
 FN void adamw_check(const AdamWBuffers *b) {
     if (b->count < 128 || b->count % 128 || b->segment_count < 1)
         fatal("AdamW over %lld parameters in %d segments: the count must be a positive multiple of 128", (long long)b->count, b->segment_count);
-}
-template <bool MASTERS, typename Grad>
-static void adamw_launch_kernel(const AdamWBuffers *b, const Grad *grads, AdamWScalars k, RngStream words, const StepStats *stats, cudaStream_t stream) {
-    auto kernel = adamw_kernel<MASTERS, Grad>;
-    kernel<<<persistent_blocks(kernel, ELEMENTWISE_THREADS, 0, ceil_div(b->count, ADAMW_TILE)), ELEMENTWISE_THREADS, 0, stream>>>(*b, grads, k, words, stats);
-    CUDA_LAUNCHED();
+    if (b->grads.bf16_from % 128 || b->grads.bf16_to % 128)
+        fatal("BF16 gradients of parameters %lld to %lld: both must be multiples of 128", (long long)b->grads.bf16_from, (long long)b->grads.bf16_to);
 }
 
 // One AdamW step over the whole buffer with gradients times stats->scale. k: adamw_scalars() of the step. seed, step: the stream of the
@@ -231,10 +242,11 @@ FN void adamw_launch(const AdamWBuffers *b, AdamWScalars k, uint64_t seed, int64
     adamw_check(b);
     const RngStream words = rng_stream(seed, (uint32_t)step, rng_address(RNG_MASTER, 0, 0, 0, 0, 0));
     if (b->amax_count) CUDA_CHECK(cudaMemsetAsync(b->amax, 0, (size_t)b->amax_count * sizeof(float), stream));
-    if (b->masters && b->grads) adamw_launch_kernel<true>(b, b->grads, k, words, stats, stream);
-    else if (b->masters) adamw_launch_kernel<true>(b, b->grads_bf16, k, words, stats, stream);
-    else if (b->grads) adamw_launch_kernel<false>(b, b->grads, k, words, stats, stream);
-    else adamw_launch_kernel<false>(b, b->grads_bf16, k, words, stats, stream);
+    auto kernel = b->masters ? (gradients_mixed(b) ? adamw_kernel<true, true> : adamw_kernel<true, false>)
+                             : (gradients_mixed(b) ? adamw_kernel<false, true> : adamw_kernel<false, false>);
+    const int blocks = persistent_blocks(kernel, ELEMENTWISE_THREADS, 0, ceil_div(b->count, ADAMW_TILE));
+    kernel<<<blocks, ELEMENTWISE_THREADS, 0, stream>>>(*b, k, words, stats);
+    CUDA_LAUNCHED();
 }
 // The amax slots of the weights as they are: after initial values, after loading a checkpoint. 2 B read a parameter.
 FN void weights_amax_launch(const AdamWBuffers *b, cudaStream_t stream) {

@@ -12,7 +12,7 @@
 
 typedef enum {
     ATTENTION_AUTO,                // cuDNN where it has a plan, the own kernels elsewhere
-    ATTENTION_CUDNN,               // the same, and a word when this program was built without cuDNN
+    ATTENTION_CUDNN,               // cuDNN: fatal where it has no plan, or this program was built without it
     ATTENTION_FLASH                // the own kernels: no T x T buffer anywhere
 } AttentionBackend;
 
@@ -32,15 +32,8 @@ typedef struct AttentionPlan {
 #endif
 } AttentionPlan;
 
-// Option value: auto | cudnn | flash. Returns 0 when the name is none of these.
-static inline int attention_backend_parse(const char *name, AttentionBackend *backend) {
-    const char *const names[] = {"auto", "cudnn", "flash"};
-    for (int i = 0; i < 3; i++)
-        if (!strcmp(name, names[i])) { *backend = (AttentionBackend)i; return 1; }
-    return 0;
-}
 // What the plan runs on.
-static inline const char *attention_plan_name(const AttentionPlan *p) {
+FN const char *attention_plan_name(const AttentionPlan *p) {
 #ifdef USE_CUDNN
     if (p->forward) return p->backward ? "cudnn" : "cudnn forward, flash backward";
     if (p->backward) return "flash forward, cudnn backward";
@@ -50,30 +43,29 @@ static inline const char *attention_plan_name(const AttentionPlan *p) {
 }
 
 #ifdef USE_CUDNN
-// A pass by cuDNN, or NULL when it cannot: its message is shown the first time that happens to that pass.
-static inline CudnnGraph *attention_cudnn_pass(const AttentionShape *s, CudnnPass pass) {
+// A pass by cuDNN, or NULL when it cannot: its message is shown the first time that happens to that pass. required: fatal then.
+FN CudnnGraph *attention_cudnn_pass(const AttentionShape *s, CudnnPass pass, int required) {
     static int said[3];  // a pass
     const char *why;
     cudnnHandle_t handle = cudnn_handle(&why);
     CudnnGraph *g = handle ? cudnn_graph_create(s, pass, handle) : NULL;
     if (g && g->plan) return g;
+    if (required) fatal("--attention cudnn: cuDNN %zu has no attention plan for B %d, T %d, heads %d/%d of %d (use auto or flash). cuDNN says: %s",
+                        cudnnGetVersion(), s->B, s->T, s->heads, s->kv_heads, s->head_dim, g ? g->message : why);
     if (!said[pass]++) warn("cuDNN %zu has no attention plan for B %d, T %d, heads %d/%d of %d; the program's own kernels take over. cuDNN says: %s",
                       cudnnGetVersion(), s->B, s->T, s->heads, s->kv_heads, s->head_dim, g ? g->message : why);
     cudnn_graph_free(g);
     return NULL;
 }
-#endif
-
-#ifdef USE_CUDNN
 // The backward of as many sequences as fit ATTENTION_WORKSPACE (at least one).
-static inline void attention_cudnn_backward(AttentionPlan *p) {
+FN void attention_cudnn_backward(AttentionPlan *p, int required) {
     for (int parts = 1; parts <= p->shape.B; parts++) {
         if (p->shape.B % parts) continue;
         AttentionShape part = p->shape;
         part.B /= parts;
         const int64_t scores = (int64_t)part.B * part.heads * part.T * part.T * (int64_t)sizeof(bf16);
         if (scores > ATTENTION_WORKSPACE && parts < p->shape.B) continue;
-        p->backward = attention_cudnn_pass(&part, CUDNN_BACKWARD_DETERMINISTIC);
+        p->backward = attention_cudnn_pass(&part, CUDNN_BACKWARD_DETERMINISTIC, required);
         p->backward_parts = parts;
         return;
     }
@@ -82,7 +74,7 @@ static inline void attention_cudnn_backward(AttentionPlan *p) {
 
 // A plan for B sequences of T tokens, `heads` query heads in groups that share one of `kv_heads` key/value heads; head_dim 64
 // or 128. Allocates no device memory of its own before first use, so that a memory plan can ask for workspace_bytes.
-static inline AttentionPlan *attention_create(int B, int T, int heads, int kv_heads, int head_dim, AttentionBackend backend, int verbose) {
+FN AttentionPlan *attention_create(int B, int T, int heads, int kv_heads, int head_dim, AttentionBackend backend, int verbose) {
     if (B < 1 || T < 1 || heads < 1 || kv_heads < 1 || heads % kv_heads)
         fatal("attention of B=%d T=%d heads=%d kv_heads=%d: sizes must be positive and kv_heads must divide heads", B, T, heads, kv_heads);
     if (head_dim != 64 && head_dim != 128)
@@ -92,21 +84,21 @@ static inline AttentionPlan *attention_create(int B, int T, int heads, int kv_he
     p->shape = s;
     p->workspace_bytes = flash_workspace_bytes(&s);
 #ifdef USE_CUDNN
-    if (backend != ATTENTION_FLASH) p->forward = attention_cudnn_pass(&s, CUDNN_FORWARD);
-    if (backend != ATTENTION_FLASH) attention_cudnn_backward(p);
+    if (backend != ATTENTION_FLASH) p->forward = attention_cudnn_pass(&s, CUDNN_FORWARD, backend == ATTENTION_CUDNN);
+    if (backend != ATTENTION_FLASH) attention_cudnn_backward(p, backend == ATTENTION_CUDNN);
     if (p->backward) p->workspace_bytes = p->backward->workspace_bytes;
     if (p->forward && p->forward->workspace_bytes > p->workspace_bytes) p->workspace_bytes = p->forward->workspace_bytes;
 #else
-    if (backend == ATTENTION_CUDNN) warn("this program was built without cuDNN: attention runs on the own kernels (build with CUDNN_HOME to change that)");
+    if (backend == ATTENTION_CUDNN) fatal("--attention cudnn: this program was built without cuDNN; use auto or flash, or build it again with CUDNN_HOME set");
 #endif
     if (verbose) printf("attention: B %d, T %d, heads %d/%d of %d: %s, workspace %.1f MiB\n", B, T, heads, kv_heads, head_dim,
                         attention_plan_name(p), (double)p->workspace_bytes / 1048576.0);
     return p;
 }
-static inline void attention_allocate(AttentionPlan *p) {
+FN void attention_allocate(AttentionPlan *p) {
     if (!p->workspace && p->workspace_bytes) CUDA_CHECK(cudaMalloc(&p->workspace, (size_t)p->workspace_bytes));
 }
-static inline void attention_free(AttentionPlan *p) {
+FN void attention_free(AttentionPlan *p) {
     if (!p) return;
 #ifdef USE_CUDNN
     cudnn_graph_free(p->forward); cudnn_graph_free(p->backward);
@@ -117,7 +109,7 @@ static inline void attention_free(AttentionPlan *p) {
 
 // out (B,T,heads*D) bf16, lse (B,heads,T) float32 = ln sum exp of the scaled scores, from qkv (B,T,(heads+2 kv_heads)*D) bf16:
 // each row q heads | k heads | v heads, RoPE already applied. Scores are scaled by 1/sqrt(D) and causal.
-static inline void attention_forward(AttentionPlan *p, bf16 *out, float *lse, const bf16 *qkv, cudaStream_t stream) {
+FN void attention_forward(AttentionPlan *p, bf16 *out, float *lse, const bf16 *qkv, cudaStream_t stream) {
     attention_allocate(p);
 #ifdef USE_CUDNN
     if (p->forward) { cudnn_forward(p->forward, out, lse, qkv, p->workspace, stream); return; }
@@ -125,8 +117,8 @@ static inline void attention_forward(AttentionPlan *p, bf16 *out, float *lse, co
     flash_forward(&p->shape, out, lse, qkv, stream);
 }
 // dqkv, laid out as qkv and written in full, from dout and the forward's out, lse and qkv. dqkv must not overlap its inputs.
-static inline void attention_backward(AttentionPlan *p, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
-                                      cudaStream_t stream) {
+FN void attention_backward(AttentionPlan *p, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
+                           cudaStream_t stream) {
     attention_allocate(p);
 #ifdef USE_CUDNN
     const AttentionShape *s = &p->shape;

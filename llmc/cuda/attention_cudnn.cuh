@@ -33,7 +33,7 @@ typedef struct {
 } CudnnGraph;
 
 // -> 1 on success. The first failure is kept, with cuDNN's own text.
-static inline int cudnn_ok(CudnnGraph *g, cudnnStatus_t status, const char *what) {
+FN int cudnn_ok(CudnnGraph *g, cudnnStatus_t status, const char *what) {
     if (status == CUDNN_STATUS_SUCCESS) return 1;
     if (!g->message[0]) {
         char text[400] = "";
@@ -42,23 +42,23 @@ static inline int cudnn_ok(CudnnGraph *g, cudnnStatus_t status, const char *what
     }
     return 0;
 }
-static inline cudnnBackendDescriptor_t cudnn_make(CudnnGraph *g, cudnnBackendDescriptorType_t type) {
+FN cudnnBackendDescriptor_t cudnn_make(CudnnGraph *g, cudnnBackendDescriptorType_t type) {
     cudnnBackendDescriptor_t d = NULL;
     if (g->made_count == (int)(sizeof g->made / sizeof *g->made)) fatal("a cuDNN graph of more than %d descriptors: this is a bug", g->made_count);
     if (cudnn_ok(g, cudnnBackendCreateDescriptor(type, &d), "creating a descriptor")) g->made[g->made_count++] = d;
     return d;
 }
 // After a failure nothing more is asked of cuDNN.
-static inline void cudnn_set(CudnnGraph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void *values) {
+FN void cudnn_set(CudnnGraph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count, const void *values) {
     if (!g->message[0]) cudnn_ok(g, cudnnBackendSetAttribute(d, name, type, count, values), "setting an attribute");
 }
-static inline void cudnn_set_int(CudnnGraph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, int64_t value) {
+FN void cudnn_set_int(CudnnGraph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, int64_t value) {
     cudnn_set(g, d, name, CUDNN_TYPE_INT64, 1, &value);
 }
-static inline void cudnn_set_child(CudnnGraph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendDescriptor_t child) {
+FN void cudnn_set_child(CudnnGraph *g, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name, cudnnBackendDescriptor_t child) {
     cudnn_set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &child);
 }
-static inline void cudnn_finalize(CudnnGraph *g, cudnnBackendDescriptor_t d, const char *what) {
+FN void cudnn_finalize(CudnnGraph *g, cudnnBackendDescriptor_t d, const char *what) {
     if (!g->message[0]) cudnn_ok(g, cudnnBackendFinalize(d), what);
 }
 
@@ -68,7 +68,7 @@ static inline void cudnn_finalize(CudnnGraph *g, cudnnBackendDescriptor_t d, con
 typedef cudnnBackendDescriptor_t CudnnTensor;
 typedef enum { TENSOR_MEMORY, TENSOR_VIRTUAL, TENSOR_BY_VALUE } CudnnTensorKind;
 
-static inline CudnnTensor cudnn_tensor(CudnnGraph *g, int64_t uid, cudnnDataType_t type, CudnnTensorKind kind, const int64_t dims[4], const int64_t strides[4]) {
+FN CudnnTensor cudnn_tensor(CudnnGraph *g, int64_t uid, cudnnDataType_t type, CudnnTensorKind kind, const int64_t dims[4], const int64_t strides[4]) {
     CudnnTensor t = cudnn_make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     const bool is_virtual = kind == TENSOR_VIRTUAL, by_value = kind == TENSOR_BY_VALUE;
     cudnn_set(g, t, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
@@ -81,33 +81,33 @@ static inline CudnnTensor cudnn_tensor(CudnnGraph *g, int64_t uid, cudnnDataType
     cudnn_finalize(g, t, "tensor");
     return t;
 }
-static inline CudnnTensor cudnn_packed(CudnnGraph *g, int64_t uid, cudnnDataType_t type, CudnnTensorKind kind, int64_t b, int64_t heads, int64_t rows, int64_t columns) {
+FN CudnnTensor cudnn_packed(CudnnGraph *g, int64_t uid, cudnnDataType_t type, CudnnTensorKind kind, int64_t b, int64_t heads, int64_t rows, int64_t columns) {
     const int64_t dims[4] = {b, heads, rows, columns}, strides[4] = {heads * rows * columns, rows * columns, columns, 1};
     return cudnn_tensor(g, uid, type, kind, dims, strides);
 }
-static inline CudnnTensor cudnn_scalar(CudnnGraph *g, int64_t uid) { return cudnn_packed(g, uid, CUDNN_DATA_FLOAT, TENSOR_BY_VALUE, 1, 1, 1, 1); }
+FN CudnnTensor cudnn_scalar(CudnnGraph *g, int64_t uid) { return cudnn_packed(g, uid, CUDNN_DATA_FLOAT, TENSOR_BY_VALUE, 1, 1, 1, 1); }
 // heads of (B,T,*) rows of `row` elements, as (B, heads, T, D) or, transposed, (B, heads, D, T).
-static inline CudnnTensor cudnn_heads(CudnnGraph *g, int64_t uid, CudnnTensorKind kind, int heads, int64_t row, int transposed) {
+FN CudnnTensor cudnn_heads(CudnnGraph *g, int64_t uid, CudnnTensorKind kind, int heads, int64_t row, int transposed) {
     const int64_t B = g->shape.B, T = g->shape.T, D = g->shape.head_dim;
     const int64_t dims[4] = {B, heads, transposed ? D : T, transposed ? T : D};
     const int64_t strides[4] = {T * row, D, transposed ? 1 : row, transposed ? row : 1};
     return cudnn_tensor(g, uid, CUDNN_DATA_BFLOAT16, kind, dims, strides);
 }
 // A virtual (B, heads, T, T) of that type, and a virtual float32 (B, heads, T, 1).
-static inline CudnnTensor cudnn_scores(CudnnGraph *g, cudnnDataType_t type) {
+FN CudnnTensor cudnn_scores(CudnnGraph *g, cudnnDataType_t type) {
     return cudnn_packed(g, g->next_uid++, type, TENSOR_VIRTUAL, g->shape.B, g->shape.heads, g->shape.T, g->shape.T);
 }
-static inline CudnnTensor cudnn_rows(CudnnGraph *g) {
+FN CudnnTensor cudnn_rows(CudnnGraph *g) {
     return cudnn_packed(g, g->next_uid++, CUDNN_DATA_FLOAT, TENSOR_VIRTUAL, g->shape.B, g->shape.heads, g->shape.T, 1);
 }
 
-static inline void cudnn_add_operation(CudnnGraph *g, cudnnBackendDescriptor_t op, const char *what) {
+FN void cudnn_add_operation(CudnnGraph *g, cudnnBackendDescriptor_t op, const char *what) {
     cudnn_finalize(g, op, what);
     if (g->operation_count == (int)(sizeof g->operations / sizeof *g->operations)) fatal("a cuDNN graph of more than %d operations: this is a bug", g->operation_count);
     g->operations[g->operation_count++] = op;
 }
 // c = a b
-static inline void cudnn_matmul(CudnnGraph *g, CudnnTensor a, CudnnTensor b, CudnnTensor c) {
+FN void cudnn_matmul(CudnnGraph *g, CudnnTensor a, CudnnTensor b, CudnnTensor c) {
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
     cudnnBackendDescriptor_t how = cudnn_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR), op = cudnn_make(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
     cudnn_set(g, how, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
@@ -119,7 +119,7 @@ static inline void cudnn_matmul(CudnnGraph *g, CudnnTensor a, CudnnTensor b, Cud
     cudnn_add_operation(g, op, "matmul operation");
 }
 // y = mode(x, b), or for a selection y = t ? x : b; b and t may be NULL. axis: of an index, else -1.
-static inline void cudnn_pointwise(CudnnGraph *g, cudnnPointwiseMode_t mode, cudnnDataType_t compute, CudnnTensor x, CudnnTensor b, CudnnTensor t, CudnnTensor y, int axis) {
+FN void cudnn_pointwise(CudnnGraph *g, cudnnPointwiseMode_t mode, cudnnDataType_t compute, CudnnTensor x, CudnnTensor b, CudnnTensor t, CudnnTensor y, int axis) {
     cudnnBackendDescriptor_t how = cudnn_make(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR), op = cudnn_make(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     cudnn_set(g, how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     cudnn_set(g, how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &compute);
@@ -133,13 +133,13 @@ static inline void cudnn_pointwise(CudnnGraph *g, cudnnPointwiseMode_t mode, cud
     cudnn_add_operation(g, op, "pointwise operation");
 }
 // y = mode(x, b) in float32, y a new virtual tensor of scores or of rows.
-static inline CudnnTensor cudnn_scores_of(CudnnGraph *g, cudnnPointwiseMode_t mode, CudnnTensor x, CudnnTensor b) {
+FN CudnnTensor cudnn_scores_of(CudnnGraph *g, cudnnPointwiseMode_t mode, CudnnTensor x, CudnnTensor b) {
     CudnnTensor y = cudnn_scores(g, CUDNN_DATA_FLOAT);
     cudnn_pointwise(g, mode, CUDNN_DATA_FLOAT, x, b, NULL, y, -1);
     return y;
 }
 // y = x reduced along the dimensions in which y is 1 (or smaller: heads of a group).
-static inline void cudnn_reduce(CudnnGraph *g, cudnnReduceTensorOp_t mode, CudnnTensor x, CudnnTensor y) {
+FN void cudnn_reduce(CudnnGraph *g, cudnnReduceTensorOp_t mode, CudnnTensor x, CudnnTensor y) {
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
     cudnnBackendDescriptor_t how = cudnn_make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR), op = cudnn_make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
     cudnn_set(g, how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
@@ -150,14 +150,14 @@ static inline void cudnn_reduce(CudnnGraph *g, cudnnReduceTensorOp_t mode, Cudnn
     cudnn_set_child(g, op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, how);
     cudnn_add_operation(g, op, "reduction operation");
 }
-static inline void cudnn_reshape(CudnnGraph *g, CudnnTensor x, CudnnTensor y) {
+FN void cudnn_reshape(CudnnGraph *g, CudnnTensor x, CudnnTensor y) {
     cudnnBackendDescriptor_t op = cudnn_make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
     cudnn_set_child(g, op, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
     cudnn_set_child(g, op, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
     cudnn_add_operation(g, op, "reshape operation");
 }
 // Scores with those of later keys replaced: row index >= column index ? s : masked.
-static inline CudnnTensor cudnn_causal(CudnnGraph *g, CudnnTensor s) {
+FN CudnnTensor cudnn_causal(CudnnGraph *g, CudnnTensor s) {
     CudnnTensor row = cudnn_scores(g, CUDNN_DATA_INT32), column = cudnn_scores(g, CUDNN_DATA_INT32), seen = cudnn_scores(g, CUDNN_DATA_BOOLEAN), y = cudnn_scores(g, CUDNN_DATA_FLOAT);
     cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, s, NULL, NULL, row, 2);
     cudnn_pointwise(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, s, NULL, NULL, column, 3);
@@ -169,11 +169,11 @@ static inline CudnnTensor cudnn_causal(CudnnGraph *g, CudnnTensor s) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The two graphs.
 
-static inline int64_t cudnn_qkv_row(const AttentionShape *s) { return (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim; }
-static inline int64_t cudnn_out_row(const AttentionShape *s) { return (int64_t)s->heads * s->head_dim; }
+FN int64_t cudnn_qkv_row(const AttentionShape *s) { return (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim; }
+FN int64_t cudnn_out_row(const AttentionShape *s) { return (int64_t)s->heads * s->head_dim; }
 
 // O = softmax(mask(scale Q K^T)) V, stats = max + ln sum.
-static inline void cudnn_build_forward(CudnnGraph *g) {
+FN void cudnn_build_forward(CudnnGraph *g) {
     const AttentionShape *s = &g->shape;
     const int64_t row = cudnn_qkv_row(s);
     CudnnTensor q = cudnn_heads(g, UID_Q, TENSOR_MEMORY, s->heads, row, 0), k = cudnn_heads(g, UID_K, TENSOR_MEMORY, s->kv_heads, row, 1);
@@ -194,7 +194,7 @@ static inline void cudnn_build_forward(CudnnGraph *g) {
 }
 
 // dst (B, kv_heads, T, D) = x^T y summed over the heads of a group, x scores of (B, heads, T, T).
-static inline void cudnn_transposed_product(CudnnGraph *g, CudnnTensor x, CudnnTensor y, CudnnTensor dst) {
+FN void cudnn_transposed_product(CudnnGraph *g, CudnnTensor x, CudnnTensor y, CudnnTensor dst) {
     const AttentionShape *s = &g->shape;
     const int64_t T = s->T, dims[4] = {s->B, s->heads, T, T}, strides[4] = {s->heads * T * T, T * T, 1, T};
     CudnnTensor transposed = cudnn_tensor(g, g->next_uid++, CUDNN_DATA_BFLOAT16, TENSOR_VIRTUAL, dims, strides);
@@ -205,7 +205,7 @@ static inline void cudnn_transposed_product(CudnnGraph *g, CudnnTensor x, CudnnT
     cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, every_head, dst);
 }
 // P = exp(mask(scale Q K^T - stats)); dV = P^T dO; dS = scale P (dO V^T - rowsum(dO O)); dK = dS^T Q; dQ = dS K.
-static inline void cudnn_build_backward(CudnnGraph *g) {
+FN void cudnn_build_backward(CudnnGraph *g) {
     const AttentionShape *s = &g->shape;
     const int64_t row = cudnn_qkv_row(s), out_row = cudnn_out_row(s), B = s->B, H = s->heads, T = s->T, D = s->head_dim;
     CudnnTensor q = cudnn_heads(g, UID_Q, TENSOR_MEMORY, s->heads, row, 0), k = cudnn_heads(g, UID_K, TENSOR_MEMORY, s->kv_heads, row, 1);
@@ -245,7 +245,7 @@ static inline void cudnn_build_backward(CudnnGraph *g) {
 // From a graph to a plan.
 
 // Does cuDNN say of this engine that its results may differ between runs?
-static inline int cudnn_engine_nondeterministic(CudnnGraph *g, cudnnBackendDescriptor_t config) {
+FN int cudnn_engine_nondeterministic(CudnnGraph *g, cudnnBackendDescriptor_t config) {
     cudnnBackendDescriptor_t engine = cudnn_make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t count = 0;
@@ -257,7 +257,7 @@ static inline int cudnn_engine_nondeterministic(CudnnGraph *g, cudnnBackendDescr
     return 0;
 }
 // Tries the engine configurations a heuristic proposes, best first; the first one whose plan can be made stays in g->plan.
-static inline void cudnn_try_heuristic(CudnnGraph *g, cudnnBackendDescriptor_t operation_graph, cudnnBackendHeurMode_t mode) {
+FN void cudnn_try_heuristic(CudnnGraph *g, cudnnBackendDescriptor_t operation_graph, cudnnBackendHeurMode_t mode) {
     enum { MOST = 8 };
     cudnnBackendDescriptor_t heuristic = cudnn_make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MOST];
     cudnn_set_child(g, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, operation_graph);
@@ -283,17 +283,17 @@ static inline void cudnn_try_heuristic(CudnnGraph *g, cudnnBackendDescriptor_t o
     }
 }
 // Bytes of the tensors a backward graph keeps in the workspace, each rounded up to 256.
-static inline int64_t cudnn_sum_bytes(const AttentionShape *s) { return ((int64_t)s->B * s->heads * s->T * 4 + 255) / 256 * 256; }
-static inline int64_t cudnn_accumulator_bytes(const CudnnGraph *g) {
+FN int64_t cudnn_sum_bytes(const AttentionShape *s) { return ((int64_t)s->B * s->heads * s->T * 4 + 255) / 256 * 256; }
+FN int64_t cudnn_accumulator_bytes(const CudnnGraph *g) {
     return g->pass == CUDNN_BACKWARD ? ((int64_t)g->shape.B * g->shape.heads * g->shape.T * g->shape.head_dim * 4 + 255) / 256 * 256 : 0;
 }
-static inline void cudnn_graph_free(CudnnGraph *g) {
+FN void cudnn_graph_free(CudnnGraph *g) {
     if (!g) return;
     for (int i = g->made_count - 1; i >= 0; i--) cudnnBackendDestroyDescriptor(g->made[i]);
     free(g);
 }
 // One pass of a shape. `plan` is NULL where cuDNN has none, and `message` says why.
-static inline CudnnGraph *cudnn_graph_create(const AttentionShape *s, CudnnPass pass, cudnnHandle_t handle) {
+FN CudnnGraph *cudnn_graph_create(const AttentionShape *s, CudnnPass pass, cudnnHandle_t handle) {
     CudnnGraph *g = (CudnnGraph *)xcalloc(1, sizeof *g);
     g->shape = *s; g->pass = pass; g->handle = handle; g->next_uid = UID_VIRTUAL;
     g->scale = flash_scale(s); g->one = 1;
@@ -321,7 +321,7 @@ static inline CudnnGraph *cudnn_graph_create(const AttentionShape *s, CudnnPass 
 }
 
 // Runs a plan. uids and pointers: `count` tensors; scalars are added here.
-static inline void cudnn_graph_run(CudnnGraph *g, const int64_t *uids, void *const *pointers, int count, void *engine_workspace, cudaStream_t stream) {
+FN void cudnn_graph_run(CudnnGraph *g, const int64_t *uids, void *const *pointers, int count, void *engine_workspace, cudaStream_t stream) {
     enum { MOST = 20 };
     int64_t all_uids[MOST];
     void *all[MOST];
@@ -344,14 +344,14 @@ static inline void cudnn_graph_run(CudnnGraph *g, const int64_t *uids, void *con
     cudnnBackendDestroyDescriptor(pack);
 }
 // See attention.cuh for the arguments; the workspace has workspace_bytes.
-static inline void cudnn_forward(CudnnGraph *g, bf16 *out, float *lse, const bf16 *qkv, void *workspace, cudaStream_t stream) {
+FN void cudnn_forward(CudnnGraph *g, bf16 *out, float *lse, const bf16 *qkv, void *workspace, cudaStream_t stream) {
     const AttentionShape *s = &g->shape;
     bf16 *q = (bf16 *)qkv, *k = q + cudnn_out_row(s), *v = k + (int64_t)s->kv_heads * s->head_dim;
     const int64_t uids[] = {UID_Q, UID_K, UID_V, UID_O, UID_STATS};
     void *const pointers[] = {q, k, v, out, lse};
     cudnn_graph_run(g, uids, pointers, 5, workspace, stream);
 }
-static inline void cudnn_backward(CudnnGraph *g, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, void *workspace, cudaStream_t stream) {
+FN void cudnn_backward(CudnnGraph *g, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, void *workspace, cudaStream_t stream) {
     const AttentionShape *s = &g->shape;
     const int64_t k_at = cudnn_out_row(s), v_at = k_at + (int64_t)s->kv_heads * s->head_dim;
     bf16 *q = (bf16 *)qkv;
@@ -362,7 +362,7 @@ static inline void cudnn_backward(CudnnGraph *g, bf16 *dqkv, const bf16 *dout, c
 }
 
 // The process's handle; NULL with the reason in *why when cuDNN cannot start.
-static inline cudnnHandle_t cudnn_handle(const char **why) {
+FN cudnnHandle_t cudnn_handle(const char **why) {
     static cudnnHandle_t handle;
     static cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
     if (!handle && status == CUDNN_STATUS_SUCCESS) status = cudnnCreate(&handle);

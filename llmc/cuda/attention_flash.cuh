@@ -15,8 +15,6 @@
 
 typedef struct { int B, T, heads, kv_heads, head_dim; } AttentionShape;
 
-static const float LOG2_OF_E = 1.44269504f;
-
 extern __shared__ __align__(1024) unsigned char attention_shared[];
 
 // Which (sequence, head) and which tile a block works on: `section` pairs at a time, whose keys and values fit in the L2 cache,
@@ -98,6 +96,21 @@ template <int D, int WGS, int BM> struct DkvTiles {
     enum { K = 0, V = WGS * 64 * D * 2, Q = 2 * V, DO = Q + 2 * BM * D * 2, LSE = DO + 2 * BM * D * 2, DELTA = LSE + 2 * BM * 4, BYTES = DELTA + 2 * BM * 4 };
 };
 
+// The forward's end, for a warp's 16 rows: lse, and out = o / l in BF16. m, l: of rows `row` and row + 8, l this thread's part.
+// out: the warp's first row; shared_row: its place in the queries' tile of R rows, which nobody reads any more.
+template <int R, int D>
+__device__ __forceinline__ void forward_finish(bf16 *out, int64_t stride, int rows, float *lse, int row, int T, float (&o)[D / 8][4],
+                                               const float m[2], float l[2], float scale, int shared_row) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        l[h] += __shfl_xor_sync(0xFFFFFFFFu, l[h], 1);
+        l[h] += __shfl_xor_sync(0xFFFFFFFFu, l[h], 2);
+        if (threadIdx.x % 4 == 0 && row + 8 * h < T) lse[row + 8 * h] = m[h] * scale + logf(l[h]);
+    }
+    acc_scale(o, 1.0f / l[0], 1.0f / l[1]);
+    tile_store_warp<R, D>(out, stride, rows, attention_shared, shared_row, o);
+}
+
 // Forward. Grid: B * heads * ceil(T / (64 WGS)); WGS warp groups of 64 queries; key tiles of BN. Reads q, k, v once a query tile
 // (k, v from L2 mostly), writes out and lse once. 4 D FLOPs a visited score.
 template <int D, int WGS, int BN, bool WG>
@@ -112,7 +125,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_forward_kernel(bf16 *out, 
     const bf16 *k = qkv + b * (s.T * stride) + (int64_t)(s.heads + head / (s.heads / s.kv_heads)) * D, *v = k + (int64_t)s.kv_heads * D;
     const uint32_t base = shared_address(attention_shared), tile_bytes = BN * D * 2;
     const int steps = (min(q0 + BM, s.T) + BN - 1) / BN;
-    const float c = scale * LOG2_OF_E;
+    const float c = scale * LOG2_E;
 
     tile_load<BM, D, THREADS>(base + L::Q, q, stride, s.T - q0);
     tile_load<BN, D, THREADS>(base + L::K, k, stride, s.T);
@@ -152,16 +165,9 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_forward_kernel(bf16 *out, 
     gemm_registers<WG, D, BN>(o, p, base + L::V + (steps - 1 & 1) * tile_bytes);
     gemm_wait<WG, 0>(o);
 
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        l[h] += __shfl_xor_sync(0xFFFFFFFFu, l[h], 1);
-        l[h] += __shfl_xor_sync(0xFFFFFFFFu, l[h], 2);
-        if (lane % 4 == 0 && row + 8 * h < s.T) lse[(int64_t)work.pair * s.T + row + 8 * h] = m[h] * scale + logf(l[h]);
-    }
-    acc_scale(o, 1.0f / l[0], 1.0f / l[1]);
     const int64_t out_stride = (int64_t)s.heads * D;
-    tile_store_warp<WGS * 64, D>(out + ((int64_t)b * s.T + q0 + warp_row) * out_stride + head * D, out_stride, s.T - q0 - warp_row,
-                                 attention_shared + L::Q, warp_row, o);
+    forward_finish<WGS * 64, D>(out + ((int64_t)b * s.T + q0 + warp_row) * out_stride + head * D, out_stride, s.T - q0 - warp_row,
+                                lse + (int64_t)work.pair * s.T, row, s.T, o, m, l, scale, warp_row);
 }
 
 // delta[row] = sum over the head of dO O for the warp's 16 rows: to shared memory and to global (rows < `rows`).
@@ -206,7 +212,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dq_kernel(bf16 *dqkv, floa
     const bf16 *k = qkv + b * (s.T * stride) + (int64_t)(s.heads + head / (s.heads / s.kv_heads)) * D, *v = k + (int64_t)s.kv_heads * D;
     const uint32_t base = shared_address(attention_shared), tile_bytes = BN * D * 2;
     const int steps = (min(q0 + BM, s.T) + BN - 1) / BN;
-    const float c = scale * LOG2_OF_E;
+    const float c = scale * LOG2_E;
 
     tile_load<BM, D, THREADS>(base + L::DO, dout + out_at, out_stride, s.T - q0);
     copy_commit();
@@ -224,7 +230,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dq_kernel(bf16 *dqkv, floa
     uint32_t ds[BN / 16][4];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        lse2[h] = row + 8 * h < s.T ? lse[(int64_t)work.pair * s.T + row + 8 * h] * LOG2_OF_E : 0;
+        lse2[h] = row + 8 * h < s.T ? lse[(int64_t)work.pair * s.T + row + 8 * h] * LOG2_E : 0;
         d[h] = delta_rows[warp_row + lane / 4 + 8 * h];
     }
     acc_clear(dq);
@@ -253,6 +259,34 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dq_kernel(bf16 *dqkv, floa
     tile_store_warp<WGS * 64, D>(dqkv + q_at + warp_row * stride, stride, s.T - q0 - warp_row, attention_shared + L::Q, warp_row, dq);
 }
 
+// One query tile's part of dK (unscaled) and dV. k, v: the warp group's first rows of their tiles; lse, delta: this thread's
+// columns; row: key of an accumulator's element (0, 0), q0: the tile's first query. hidden: some keys come after some queries.
+template <int D, int WGS, int BM, bool WG>
+__device__ __forceinline__ void dkv_step(float (&dk)[D / 8][4], float (&dv)[D / 8][4], uint32_t k, uint32_t v, uint32_t q, uint32_t d_out,
+                                         const float *lse, const float *delta, bool hidden, int row, int q0, int T, float c) {
+    float p[BM / 8][4], dp[BM / 8][4];
+    uint32_t a[BM / 16][4], ds[BM / 16][4];
+    gemm_shared<WG, BM, D, WGS * 64>(p, k, q);
+    gemm_shared<WG, BM, D, WGS * 64>(dp, v, d_out);
+    gemm_wait<WG, 1>(p);
+    if (hidden) mask_causal<BM, true>(p, row, q0 + (int)(threadIdx.x & 3) * 2, T);
+    probabilities<BM>(p, c, [&](int n, float x[2][2]) {
+        const float2 l = *(const float2 *)(lse + n * 8);
+        x[0][0] = x[1][0] = l.x * LOG2_E; x[0][1] = x[1][1] = l.y * LOG2_E;
+    });
+    gemm_pack<BM>(a, p);
+    gemm_wait<WG, 0>(dp);
+    gemm_registers<WG, D, BM>(dv, a, d_out);
+    score_gradients<BM>(dp, p, [&](int n, float x[2][2]) {
+        const float2 d = *(const float2 *)(delta + n * 8);
+        x[0][0] = x[1][0] = d.x; x[0][1] = x[1][1] = d.y;
+    });
+    gemm_pack<BM>(ds, dp);
+    gemm_registers<WG, D, BM>(dk, ds, q);
+    gemm_wait<WG, 0>(dv);
+    gemm_wait<WG, 0>(dk);
+}
+
 // dK = scale * sum over queries of dS^T Q and dV = sum of P^T dO. Grid: B * kv_heads * ceil(T / (64 WGS)); WGS warp groups of 64 keys
 // each; query tiles of BM, over the heads of the group in order. 8 D FLOPs a visited score.
 template <int D, int WGS, int BM, bool WG>
@@ -270,7 +304,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, con
     const int64_t stats = ((int64_t)b * s.heads + head0) * s.T;
     const uint32_t base = shared_address(attention_shared), tile_bytes = BM * D * 2;
     const int first = k0 / BM, end = (s.T + BM - 1) / BM, steps = (end - first) * heads_a_group;
-    const float c = scale * LOG2_OF_E;
+    const float c = scale * LOG2_E;
 
     // Copies a query tile of the group's head h into a stage.
     const auto load_queries = [&](int h, int tile, int stage) {
@@ -290,8 +324,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, con
     copy_commit();
 
     const int row = k0 + warp_row + lane / 4, column = lane % 4 * 2, group = warp_group() * 64;
-    float dk[D / 8][4], dv[D / 8][4], p[BM / 8][4], dp[BM / 8][4];
-    uint32_t a[BM / 16][4], ds[BM / 16][4];
+    float dk[D / 8][4], dv[D / 8][4];
     acc_clear(dk);
     acc_clear(dv);
 
@@ -304,25 +337,8 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, con
         const uint32_t q_tile = base + L::Q + (j & 1) * tile_bytes, do_tile = base + L::DO + (j & 1) * tile_bytes;
         const float *const lse_tile = (const float *)(attention_shared + L::LSE) + (j & 1) * BM + column;
         const float *const delta_tile = (const float *)(attention_shared + L::DELTA) + (j & 1) * BM + column;
-        gemm_shared<WG, BM, D, WGS * 64>(p, base + L::K + group * 128, q_tile);
-        gemm_shared<WG, BM, D, WGS * 64>(dp, base + L::V + group * 128, do_tile);
-        gemm_wait<WG, 1>(p);
-        if (q0 < k0 + group + 63 || q0 + BM > s.T) mask_causal<BM, true>(p, row, q0 + column, s.T);
-        probabilities<BM>(p, c, [&](int n, float x[2][2]) {
-            const float2 l = *(const float2 *)(lse_tile + n * 8);
-            x[0][0] = x[1][0] = l.x * LOG2_OF_E; x[0][1] = x[1][1] = l.y * LOG2_OF_E;
-        });
-        gemm_pack<BM>(a, p);
-        gemm_wait<WG, 0>(dp);
-        gemm_registers<WG, D, BM>(dv, a, do_tile);
-        score_gradients<BM>(dp, p, [&](int n, float x[2][2]) {
-            const float2 d = *(const float2 *)(delta_tile + n * 8);
-            x[0][0] = x[1][0] = d.x; x[0][1] = x[1][1] = d.y;
-        });
-        gemm_pack<BM>(ds, dp);
-        gemm_registers<WG, D, BM>(dk, ds, q_tile);
-        gemm_wait<WG, 0>(dv);
-        gemm_wait<WG, 0>(dk);
+        dkv_step<D, WGS, BM, WG>(dk, dv, base + L::K + group * 128, base + L::V + group * 128, q_tile, do_tile, lse_tile, delta_tile,
+                                 q0 < k0 + group + 63 || q0 + BM > s.T, row, q0, s.T, c);
     }
     acc_scale(dk, scale, scale);
     const int rows = s.T - k0 - warp_row;
@@ -332,7 +348,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, con
 }
 
 // Lets a kernel use that much shared memory, and says clearly when the card has less.
-static inline void flash_prepare(const void *kernel, int bytes) {
+FN void flash_prepare(const void *kernel, int bytes) {
     int device, most;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
@@ -340,18 +356,18 @@ static inline void flash_prepare(const void *kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 // (sequence, head) pairs whose k and v (forward) or q, k, v, dO (backward) together take about a third of the L2 cache.
-static inline int flash_section(const AttentionShape *s, int tensors) {
+FN int flash_section(const AttentionShape *s, int tensors) {
     const int64_t bytes = (int64_t)tensors * s->T * s->head_dim * 2, pairs = (16 << 20) / bytes;
     return pairs < 1 ? 1 : (int)pairs;
 }
-static inline int flash_on_hopper(void) {
+FN int flash_on_hopper(void) {
     int device, major;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     return major == 9;
 }
-static inline float flash_scale(const AttentionShape *s) { return 1.0f / sqrtf((float)s->head_dim); }
-static inline int flash_grid(int64_t pairs, int T, int rows) {
+FN float flash_scale(const AttentionShape *s) { return 1.0f / sqrtf((float)s->head_dim); }
+FN int flash_grid(int64_t pairs, int T, int rows) {
     const int64_t blocks = pairs * ceil_div(T, rows);
     if (blocks > INT32_MAX) fatal("attention of %lld tiles in one call: use a smaller --batch", (long long)blocks);
     return (int)blocks;
@@ -384,7 +400,7 @@ static void flash_dkv_launch(const AttentionShape *s, bf16 *dqkv, const float *d
 }
 
 // Workspace of a backward pass: delta (B,heads,T) float32.
-static inline int64_t flash_workspace_bytes(const AttentionShape *s) { return (int64_t)s->B * s->heads * s->T * (int64_t)sizeof(float); }
+FN int64_t flash_workspace_bytes(const AttentionShape *s) { return (int64_t)s->B * s->heads * s->T * (int64_t)sizeof(float); }
 
 // Tile sizes: on Hopper the fastest of those dev/cuda/attention.cu times; elsewhere those that fit in 99 KiB of shared memory.
 template <int D>
@@ -403,12 +419,12 @@ static void flash_backward_of(const AttentionShape *s, bf16 *dqkv, float *delta,
     }
 }
 // See attention.cuh for the arguments.
-static inline void flash_forward(const AttentionShape *s, bf16 *out, float *lse, const bf16 *qkv, cudaStream_t stream) {
+FN void flash_forward(const AttentionShape *s, bf16 *out, float *lse, const bf16 *qkv, cudaStream_t stream) {
     if (s->head_dim == 128) flash_forward_of<128>(s, out, lse, qkv, stream);
     else flash_forward_of<64>(s, out, lse, qkv, stream);
 }
-static inline void flash_backward(const AttentionShape *s, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
-                                  void *workspace, cudaStream_t stream) {
+FN void flash_backward(const AttentionShape *s, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
+                       void *workspace, cudaStream_t stream) {
     if (s->head_dim == 128) flash_backward_of<128>(s, dqkv, (float *)workspace, dout, out, lse, qkv, stream);
     else flash_backward_of<64>(s, dqkv, (float *)workspace, dout, out, lse, qkv, stream);
 }

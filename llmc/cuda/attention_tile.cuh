@@ -10,7 +10,6 @@
 
 #include "common.cuh"
 
-
 // Asynchronous copies into shared memory; an invalid source is not read and leaves zeros.
 __device__ __forceinline__ void copy_async16(uint32_t dst, const void *src, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0) : "memory");
@@ -56,9 +55,6 @@ __device__ __forceinline__ void tile_load(uint32_t tile, const bf16 *g, int64_t 
 
 __device__ __forceinline__ void ldmatrix4(uint32_t r[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-__device__ __forceinline__ void ldmatrix4_transposed(uint32_t r[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
 __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -111,7 +107,7 @@ __device__ __forceinline__ void gemm_registers(float (&acc)[N / 8][4], uint32_t 
 #pragma unroll
         for (int n = 0; n < N / 8; n += 2) {
             uint32_t fb[4];
-            ldmatrix4_transposed(fb, b + tile_offset<K>(k * 16 + (lane & 15), n + (lane >> 4)));
+            ldmatrix_transposed(fb, b + tile_offset<K>(k * 16 + (lane & 15), n + (lane >> 4)));
             mma_m16n8k16(acc[n], a[k], fb[0], fb[1]);
             mma_m16n8k16(acc[n + 1], a[k], fb[2], fb[3]);
         }

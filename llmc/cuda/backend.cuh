@@ -1,9 +1,13 @@
 // cuda/backend.cuh: the model on one GPU. It implements the interface of llama.h.
 //
-// BF16 parameters and activations, float32 gradients, statistics and optimizer state. Everything runs on one stream; the host runs ahead of
+// BF16 parameters and activations; float32 statistics, optimizer state and (--grad-dtype) gradients. Everything runs on one stream; the host runs ahead of
 // it: inside a step nothing is allocated and nothing waits. Loss and gradient norm come back through pinned memory one step late.
 // A step: llama_step_begin -> llama_micro_step for each micro-batch (step.cuh) -> llama_step_end: norm, clip, AdamW.
 // The same command gives the same bits: no sum depends on the order in which blocks finish.
+//
+// No CUDA graphs: they save launches, and a launch costs the GPU nothing while the host is ahead. dev/bench/bench_gpu.cu prints the
+// host's time to enqueue a step beside the step's, and the same step replayed as one graph. Against a graph speaks that the step's
+// number, learning rate and random addresses, kernel arguments now, would have to reach the kernels through device memory.
 #ifndef LLMC_CUDA_BACKEND_CUH
 #define LLMC_CUDA_BACKEND_CUH
 
@@ -25,8 +29,10 @@ FN void model_check(const LlamaOptions *o) {
     if (c->width % 128 || c->ffn % 128 || llama_qkv_rows(c) % 128 || (int64_t)o->batch * c->seq % 128 || c->vocab % 8)
         fatal("width %d, ffn %d, q+k+v width %d and batch*seq %lld must be multiples of 128, vocab %d a multiple of 8: change the model's "
               "configuration or --batch", c->width, c->ffn, llama_qkv_rows(c), (long long)o->batch * c->seq, c->vocab);
+    if (o->quant_stats) fatal("--quant-stats: the GPU backend does not measure yet; train with the CPU program, or leave it out");
     if (o->bf16_layers) fatal("--bf16-layers %d: the GPU backend has one recipe for all layers; train with the CPU program, or leave it out", o->bf16_layers);
     if (o->recompute < RECOMPUTE_NORM || o->recompute > RECOMPUTE_BLOCK) fatal("recompute %d is none of norm, none, mlp, block", o->recompute);
+    if (o->attention < ATTENTION_AUTO || o->attention > ATTENTION_FLASH) fatal("attention %d is none of auto, cudnn, flash", o->attention);
 }
 // Sizes and the memory plan; no device memory. attention: its plan, or NULL where only bytes matter.
 FN void model_shape(Llama *m, const LlamaOptions *o, AttentionPlan *attention) {
@@ -56,7 +62,7 @@ FN int64_t plan_total(const Llama *m) {
 }
 FN AttentionPlan *model_attention(const LlamaOptions *o) {
     const LlamaConfig *c = &o->config;
-    return attention_create(o->batch, c->seq, c->heads, c->kv_heads, llama_head_dim(c), ATTENTION_AUTO, 0);
+    return attention_create(o->batch, c->seq, c->heads, c->kv_heads, llama_head_dim(c), (AttentionBackend)o->attention, 0);
 }
 FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
     Llama m;
@@ -67,7 +73,7 @@ FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
     int n = 0;
     for (int i = 0; i < PLAN_COUNT && n < capacity; i++) {
         if (m.plan[i] == 0) continue;
-        items[n].what = PLAN_NAMES[i];
+        items[n].what = i == PLAN_GRADS && o->grad_bf16 ? "gradients (BF16, outside the layers float32)" : PLAN_NAMES[i];
         items[n++].bytes = m.plan[i];
     }
     if (n < capacity) items[n].bytes = -1;
@@ -76,10 +82,10 @@ FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
     return n;
 }
 // Bytes of the same model with other options; attention's workspace counted as it is now.
-FN double plan_gib(const Llama *m, int batch, int recompute) {
+FN double plan_gib(const Llama *m, int batch, int recompute, int grad_bf16) {
     LlamaOptions o = m->options;
     Llama other;
-    o.batch = batch; o.recompute = recompute;
+    o.batch = batch; o.recompute = recompute; o.grad_bf16 = grad_bf16;
     if ((int64_t)batch * o.config.seq % 128) return 0;
     model_shape(&other, &o, NULL);
     const double gib = (double)(plan_total(&other) + m->plan[PLAN_ATTENTION]) / (1 << 30);
@@ -90,10 +96,13 @@ FN double plan_gib(const Llama *m, int batch, int recompute) {
 FN void memory_check(const Llama *m) {
     const double need = (double)plan_total(m) / (1 << 30), have = (double)m->device.free_bytes / (1 << 30);
     if (need <= have) return;
-    const int half = m->options.batch / 2 > 0 ? m->options.batch / 2 : 1;
-    fatal("the model needs %.2f GiB on the GPU, %s has %.2f GiB free: %.2f GiB too little. --recompute block takes %.2f GiB, --batch %d takes %.2f GiB%s",
-          need, m->device.name, have, need - have, plan_gib(m, m->options.batch, RECOMPUTE_BLOCK), half, plan_gib(m, half, m->options.recompute),
-          m->options.master_fp32 ? ", --master-weights bf16 saves 4 bytes a parameter" : "");
+    const LlamaOptions *o = &m->options;
+    const int half = o->batch / 2 > 0 ? o->batch / 2 : 1;
+    fatal("the model needs %.2f GiB on the GPU, %s has %.2f GiB free: %.2f GiB too little. --recompute block takes %.2f GiB, --batch %d takes %.2f GiB, "
+          "--grad-dtype bf16 takes %.2f GiB%s",
+          need, m->device.name, have, need - have, plan_gib(m, o->batch, RECOMPUTE_BLOCK, o->grad_bf16), half,
+          plan_gib(m, half, o->recompute, o->grad_bf16), plan_gib(m, o->batch, o->recompute, 1),
+          o->master_fp32 ? ", --master-weights bf16 saves 4 bytes a parameter" : "");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -174,6 +183,8 @@ FN void host_prepare(Llama *m) {
     for (int i = 0; i < RESULT_SLOTS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&m->result_ready[i], cudaEventDisableTiming));
 }
 // A model whose parameters are zero. verbose: the GEMMs chosen and attention's backend are printed.
+FN void llama_stats_begin(Llama *m) { (void)m; fatal("the GPU backend does not measure quantization: this is a bug"); }
+FN const LinearStats *llama_stats_end(Llama *m) { (void)m; fatal("the GPU backend does not measure quantization: this is a bug"); }
 FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
     Llama *m = (Llama *)xcalloc(1, sizeof *m);
     model_check(o);
@@ -191,7 +202,7 @@ FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
                                (size_t)(m->arenas[ARENA_ACTIVATIONS].used - (int64_t)GEMM_WORKSPACE_BYTES - 4096), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->arenas[ARENA_PARAMS].base, 0, (size_t)m->arenas[ARENA_PARAMS].used, m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->arenas[ARENA_ADAM].base, 0, (size_t)m->arenas[ARENA_ADAM].used, m->stream));
-    CUDA_CHECK(cudaMemsetAsync(m->grads, 0, (size_t)m->table.total * sizeof(float), m->stream));
+    CUDA_CHECK(cudaMemsetAsync(m->grads.base, 0, (size_t)gradient_bytes(&m->grads, m->table.total), m->stream));
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
     adamw_prepare(m);
     rope_prepare(m);
@@ -222,25 +233,35 @@ FN double llama_peak_flops(const Llama *m) { return m->device.peak_flops; }
 // ---------------------------------------------------------------------------------------------------------------------
 // State
 
+// Host values (count) -> BF16 on the device. rounded: (count), for the way.
+FN void bf16_write(bf16 *to, int64_t count, const float *values, uint16_t *rounded) {
+    for (int64_t i = 0; i < count; i++) rounded[i] = bf16_encode(values[i]);
+    CUDA_CHECK(cudaMemcpy(to, rounded, (size_t)count * 2, cudaMemcpyHostToDevice));
+}
 // Host values (count) -> elements first .. of a parameter, in both of its forms.
 FN void params_write(Llama *m, int64_t first, int64_t count, const float *values, uint16_t *rounded) {
-    for (int64_t i = 0; i < count; i++) rounded[i] = bf16_encode(values[i]);
-    CUDA_CHECK(cudaMemcpy(m->params + first, rounded, (size_t)count * 2, cudaMemcpyHostToDevice));
+    bf16_write(m->params + first, count, values, rounded);
     if (m->masters) CUDA_CHECK(cudaMemcpy(m->masters + first, values, (size_t)count * 4, cudaMemcpyHostToDevice));
 }
-FN float *state_of(Llama *m, enum LlamaState what) {
-    return what == LLAMA_PARAMS ? m->masters : what == LLAMA_GRADS ? m->grads : what == LLAMA_ADAM_M ? m->adam_m : m->adam_v;
+// Where a parameter's state lies; *is_bf16: in BF16, else in float32.
+FN void *state_of(Llama *m, enum LlamaState what, const Param *p, int *is_bf16) {
+    *is_bf16 = what == LLAMA_PARAMS ? !m->masters : what == LLAMA_GRADS && gradient_is_bf16(&m->grads, p->offset);
+    if (what == LLAMA_GRADS) return gradient_at(&m->grads, p->offset);
+    if (what == LLAMA_PARAMS) return *is_bf16 ? (void *)(m->params + p->offset) : (void *)(m->masters + p->offset);
+    return (what == LLAMA_ADAM_M ? m->adam_m : m->adam_v) + p->offset;
 }
 // Gradients hold from the step's last micro_step to the next forward (memory.cuh).
 FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values) {
+    int is_bf16;
+    const void *const state = state_of(m, what, p, &is_bf16);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    if (state_of(m, what)) {
-        CUDA_CHECK(cudaMemcpy(values, state_of(m, what) + p->offset, (size_t)p->count * 4, cudaMemcpyDeviceToHost));
+    if (!is_bf16) {
+        CUDA_CHECK(cudaMemcpy(values, state, (size_t)p->count * 4, cudaMemcpyDeviceToHost));
         return;
     }
     // BF16 arrives in the upper half of the caller's buffer and spreads from its front: element i is read before it is overwritten.
     uint16_t *const stored = (uint16_t *)values + p->count;
-    CUDA_CHECK(cudaMemcpy(stored, m->params + p->offset, (size_t)p->count * 2, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(stored, state, (size_t)p->count * 2, cudaMemcpyDeviceToHost));
     for (int64_t i = 0; i < p->count; i++) {
         const uint32_t word = (uint32_t)stored[i] << 16;
         memcpy(&values[i], &word, sizeof word);
@@ -248,15 +269,21 @@ FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values
 }
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values) {
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    if (what != LLAMA_PARAMS) {
-        CUDA_CHECK(cudaMemcpy(state_of(m, what) + p->offset, values, (size_t)p->count * 4, cudaMemcpyHostToDevice));
+    int is_bf16;
+    void *const state = state_of(m, what, p, &is_bf16);
+    if (what != LLAMA_PARAMS && !is_bf16) {
+        CUDA_CHECK(cudaMemcpy(state, values, (size_t)p->count * 4, cudaMemcpyHostToDevice));
         return;
     }
     const int64_t run = 1 << 20;
     uint16_t *rounded = (uint16_t *)xcalloc((size_t)run, sizeof *rounded);
-    for (int64_t i = 0; i < p->count; i += run) params_write(m, p->offset + i, p->count - i < run ? p->count - i : run, values + i, rounded);
+    for (int64_t i = 0; i < p->count; i += run) {
+        const int64_t count = p->count - i < run ? p->count - i : run;
+        if (what == LLAMA_PARAMS) params_write(m, p->offset + i, count, values + i, rounded);
+        else bf16_write((bf16 *)state + i, count, values + i, rounded);
+    }
     free(rounded);
-    m->weights_changed = 1;
+    if (what == LLAMA_PARAMS) m->weights_changed = 1;
 }
 // Runs of a million values, in parallel; each thread has one run's memory.
 FN void llama_init(Llama *m) {

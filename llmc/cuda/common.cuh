@@ -12,13 +12,13 @@ typedef __nv_bfloat16 bf16;
 
 // A CUDA call that failed: where, which call, and CUDA's own words.
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
-static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
+FN void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
     if (e != cudaSuccess) fatal("%s:%d: %s failed: %s (%s)", file, line, call, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 // After a launch. Launches are asynchronous: a kernel's own fault shows at the next synchronizing call.
 #define CUDA_LAUNCHED() CUDA_CHECK(cudaGetLastError())
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+FN int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Eight BF16 values in one 16-byte load or store.
 struct alignas(16) Bf16x8 {
@@ -49,6 +49,12 @@ __device__ __forceinline__ void store8_streaming(bf16 *p, Bf16x8 v) { __stcs(rei
 
 // Address in shared memory, as the PTX instructions take it.
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+// Four 8x8 matrices of BF16, each transposed: lane 4g+j gets rows 2j and 2j+1 of column g, lane l gave the address of row l%8 of matrix l/8.
+__device__ __forceinline__ void ldmatrix_transposed(uint32_t w[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
+}
+static const float LOG2_E = 1.4426950408889634f;
 __device__ __forceinline__ float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 
 __device__ __forceinline__ float warp_sum(float x) {

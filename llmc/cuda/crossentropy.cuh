@@ -12,8 +12,6 @@
 
 #include "elementwise.cuh"
 
-#define LOG2_E 1.4426950408889634f
-
 // max: the largest logit so far; sum: of e^(x - max). Nothing yet: max = -inf, sum = 0.
 struct SoftmaxSum { float max, sum; };
 
@@ -26,20 +24,8 @@ __device__ __forceinline__ SoftmaxSum softmax_join(SoftmaxSum a, SoftmaxSum b) {
                            : a.sum * exp2_fast((a.max - m) * LOG2_E) + b.sum * exp2_fast((b.max - m) * LOG2_E);
     return r;
 }
-// Over the block, in a fixed order, the same in every thread. Holds one barrier; `warps` must not be reused before the next.
-template <int THREADS>
-__device__ __forceinline__ SoftmaxSum softmax_block_join(SoftmaxSum s, SoftmaxSum warps[THREADS / 32]) {
-#pragma unroll
-    for (int o = 16; o > 0; o >>= 1) {
-        SoftmaxSum other;
-        other.max = __shfl_xor_sync(0xFFFFFFFFu, s.max, o);
-        other.sum = __shfl_xor_sync(0xFFFFFFFFu, s.sum, o);
-        s = softmax_join(s, other);
-    }
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;
-    __syncthreads();
-    s.max = -INFINITY; s.sum = 0.0f;
-    if (threadIdx.x % 32 < THREADS / 32) s = warps[threadIdx.x % 32];
+// Over the warp, in a fixed order, the same in every lane.
+__device__ __forceinline__ SoftmaxSum softmax_warp_join(SoftmaxSum s) {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) {
         SoftmaxSum other;
@@ -48,6 +34,16 @@ __device__ __forceinline__ SoftmaxSum softmax_block_join(SoftmaxSum s, SoftmaxSu
         s = softmax_join(s, other);
     }
     return s;
+}
+// Over the block, likewise. Holds one barrier; `warps` must not be reused before the next.
+template <int THREADS>
+__device__ __forceinline__ SoftmaxSum softmax_block_join(SoftmaxSum s, SoftmaxSum warps[THREADS / 32]) {
+    s = softmax_warp_join(s);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;
+    __syncthreads();
+    s.max = -INFINITY; s.sum = 0.0f;
+    if (threadIdx.x % 32 < THREADS / 32) s = warps[threadIdx.x % 32];
+    return softmax_warp_join(s);
 }
 // One vector's values into a thread's running sum, which is rescaled once a vector.
 __device__ __forceinline__ SoftmaxSum softmax_add8(SoftmaxSum s, Bf16x8 v) {

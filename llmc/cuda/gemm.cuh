@@ -103,8 +103,9 @@ FN void gemm_describe_operands(GemmPlan *p) {
 FN int gemm_propose(Gemm *g, GemmPlan *p, cublasLtMatmulHeuristicResult_t *found, int most) {
     cublasLtMatmulPreference_t preference;
     const uint64_t workspace = GEMM_WORKSPACE_BYTES;
-    // Without split-K, or with its parts summed in order through the workspace; D has float32's precision in between.
-    const uint32_t reductions = p->shape.d_float32 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    // Without split-K, or, for weight gradients (few tiles, a long inner dimension), with its parts summed in order through the
+    // workspace, in float32 whatever D is.
+    const uint32_t reductions = p->shape.a_transposed ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
     gemm_check(cublasLtMatmulPreferenceCreate(&preference), "asking for algorithms", &p->shape);
     gemm_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
                "asking for algorithms", &p->shape);

@@ -20,7 +20,8 @@ typedef struct {
     int layer, linear;             // its place in the addresses of random words
     int64_t N, K;                  // output and input features
     const bf16 *w;                 // (N,K)
-    float *dw;                     // (N,K)
+    void *dw;                      // (N,K) float32, or
+    int dw_bf16;                   // BF16
     bf16 *x;                       // (M,K) where the producer writes the input; plain recipes need it again in wgrad
     uint8_t *x_codes, *x_scales;   // NVFP4: X_q, (M,K/2) and (M,K/16)
     uint8_t *w_codes, *w_scales;   // NVFP4: W_q, (N,K/2) and (N,K/16)
@@ -70,7 +71,7 @@ FN int linear_recipe_quantized(const Recipe *r) {
 FN GemmShape linear_shape(const Linear *l, int gemm, int64_t M, int device_alpha) {
     GemmShape s = {M, l->N, l->K, 0, 1, 0, device_alpha};
     if (gemm == GEMM_DGRAD) { s.n = l->K; s.k = l->N; s.b_transposed = 0; }
-    if (gemm == GEMM_WGRAD) { s.m = l->N; s.n = l->K; s.k = M; s.a_transposed = 1; s.b_transposed = 0; s.d_float32 = 1; }
+    if (gemm == GEMM_WGRAD) { s.m = l->N; s.n = l->K; s.k = M; s.a_transposed = 1; s.b_transposed = 0; s.d_float32 = !l->dw_bf16; }
     return s;
 }
 FN EdenAddress linear_address(const Linear *l, const LinearWork *work, int gemm, int operand) {
@@ -118,7 +119,7 @@ FN void linear_dgrad(Linear *l, const LinearWork *work, bf16 *dx, const bf16 *dy
     }
     linear_product(l, work, GEMM_DGRAD, M, dx, l->dy_dgrad, l->w_dgrad, 0);
 }
-// dW (N,K) float32 = dY^T X, added to what is there from the second micro-batch on. Plain recipes multiply dy and x (M,K);
+// dW (N,K), float32 or BF16, = dY^T X, added to what is there from the second micro-batch on. Plain recipes multiply dy and x (M,K);
 // NVFP4 recipes what linear_dgrad left and X_q.
 FN void linear_wgrad(Linear *l, const LinearWork *work, const bf16 *dy, const bf16 *x, int64_t M) {
     if (!work->quantized) { linear_product(l, work, GEMM_WGRAD, M, l->dw, dy, x, work->micro > 0); return; }

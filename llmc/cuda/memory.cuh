@@ -6,6 +6,9 @@
 // Gradients in activations. With one micro-batch a step, a layer's gradients are written when its activations, and those of
 // all later layers, have had their last use. The flat gradient buffer has the parameters' order, as the activations have the layers', so
 // its head may lie in the tail of the activations: memory_overlap() says how far. Those gradients hold until the next forward.
+//
+// --grad-dtype bf16: the decoder layers' gradients (linears and norm gains) are BF16, rounded once a micro-batch; the embedding's,
+// lm_head's and the final norm's, which sum up many parts (equal tokens, parts of the batch), stay float32.
 #ifndef LLMC_CUDA_MEMORY_CUH
 #define LLMC_CUDA_MEMORY_CUH
 
@@ -57,7 +60,8 @@ struct Llama {
     Profile *profile;                      // NULL: not profiling
 
     bf16 *params;                          // (total) masters, or the working copy of `masters`
-    float *masters, *grads, *adam_m, *adam_v;  // (total)
+    float *masters, *adam_m, *adam_v;      // (total)
+    Gradients grads;                       // (total)
     AdamWBuffers adamw;
     LlamaLayer *layers;
     LinearWork work;
@@ -109,7 +113,7 @@ FN Linear head_linear(const Llama *m) {
     const Param *p = layer_param(m, PARAM_LM_HEAD, -1);
     memset(&l, 0, sizeof l);
     l.N = p->rows; l.K = p->cols;
-    l.w = m->params + p->offset; l.dw = m->grads + p->offset;
+    l.w = m->params + p->offset; l.dw = gradient_at(&m->grads, p->offset);
     return l;
 }
 
@@ -121,7 +125,7 @@ FN void linear_layout(Llama *m, Linear *l, ParamKind kind, int layer, bf16 *x) {
     l->layer = layer; l->linear = p->linear;
     l->N = p->rows; l->K = p->cols;
     l->w = m->params + p->offset;
-    l->dw = m->grads + p->offset;
+    l->dw = gradient_at(&m->grads, p->offset); l->dw_bf16 = gradient_is_bf16(&m->grads, p->offset);
     l->x = x;
     l->amax_x = m->amax_x + slot; l->amax_w = m->amax_w + slot;
     l->st_x = m->scalars + slot * 5; l->st_w = l->st_x + 1; l->alpha = l->st_x + 2;
@@ -244,7 +248,7 @@ FN int64_t memory_overlap(const Llama *m) {
     for (int i = 0; i < m->table.count; i++) {
         const Param *p = &m->table.params[i];
         if (p->kind == PARAM_EMBED) continue;
-        const int64_t free_from = p->layer < 0 ? m->layers_end : m->layer_end[p->layer], room = m->layers_end - free_from + p->offset * 4;
+        const int64_t free_from = p->layer < 0 ? m->layers_end : m->layer_end[p->layer], room = m->layers_end - free_from + gradient_bytes(&m->grads, p->offset);
         if (room < overlap) overlap = room;
     }
     return overlap / 256 * 256;
@@ -261,10 +265,13 @@ FN void memory_layout(Llama *m) {
     m->adam_m = arena_floats(&m->arenas[ARENA_ADAM], total);
     m->adam_v = arena_floats(&m->arenas[ARENA_ADAM], total);
     m->plan[PLAN_ADAM] = m->arenas[ARENA_ADAM].used;
+    m->grads.bf16_from = m->options.grad_bf16 ? layer_param(m, PARAM_ATTN_NORM, 0)->offset : 0;
+    m->grads.bf16_to = m->options.grad_bf16 ? layer_param(m, PARAM_FINAL_NORM, -1)->offset : 0;
+    const int64_t grad_bytes = gradient_bytes(&m->grads, total);
     m->overlap = m->layers_end ? memory_overlap(m) : 0;    // known from the first run on
     char *const base = m->arenas[ARENA_ACTIVATIONS].base;
-    if (!m->overlap) m->grads = arena_floats(&m->arenas[ARENA_GRADS], total);
-    else m->grads = base ? (float *)(base + m->layers_end - m->overlap) : NULL;
+    if (!m->overlap) m->grads.base = arena_take(&m->arenas[ARENA_GRADS], grad_bytes, 1);
+    else m->grads.base = base ? base + m->layers_end - m->overlap : NULL;
     scalars_layout(m);
     work_layout(m);
     const int64_t work_end = a->used;
@@ -274,7 +281,7 @@ FN void memory_layout(Llama *m) {
     const int64_t kept_from = a->used;
     layers_layout(m);
     m->plan[PLAN_KEPT] = a->used - kept_from;
-    m->plan[PLAN_GRADS] = total * 4 - m->overlap;
+    m->plan[PLAN_GRADS] = grad_bytes - m->overlap;
     if (m->overlap) arena_take(a, m->plan[PLAN_GRADS], 1);
     m->plan[PLAN_WORK] = work_end - (int64_t)GEMM_WORKSPACE_BYTES;
 }

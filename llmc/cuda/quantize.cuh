@@ -6,7 +6,7 @@
 //
 // Two outputs. Decoded: the operand of an emulated GEMM, BF16 in the layout of the input, exactly codes x scales (up to
 // the sign of a zero). Packed: what a block-scaled FP4 GEMM (sm_100 and above) reads: two codes a byte along the inner
-// dimension and E4M3 scales in 128x4 tiles.
+// dimension and E4M3 scales in 128x4 tiles; of MS-EDEN, codes 0 and 8 (both are zero) may stand for each other.
 //
 // Everything runs on `stream`; nothing synchronizes. Pointers are device memory, 16-byte aligned. Errors: a shape that a
 // kernel cannot take is fatal(); a non-finite input gives unspecified finite or non-finite outputs, never a fault.
@@ -55,14 +55,14 @@ FN void quantize_forward_native_launch(cudaStream_t stream, Rounding rounding, c
                                            const float *other_st, float *alpha);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward: rotation of 128 + MS-EDEN posthoc (quantize_eden.cuh). Both dimensions are multiples of 128.
+// Backward: rotation of 128 + MS-EDEN posthoc (quantize_eden.cuh, quantize_eden_launch.cuh). Both dimensions are multiples of 128.
 //
 // The tensor scale of posthoc is a power of two, so s_b*s_t does not depend on it unless s_b is subnormal: the kernel emits
 // code * (s_b*s_t) at once, keeps each block's c and their largest and smallest, and a second, tiny kernel mends the blocks
-// whose scale turns out subnormal (it looks at 32 B a tile of 128x128 and direction). s_t is thereby in the values: alpha is 1/128 only
+// whose scale turns out subnormal (it looks at 4 B a tile of 128x128 and direction). s_t is thereby in the values: alpha is 1/128 only
 // (times the s_t that the saved X or W was quantized with, see eden_requant_launch).
 
-// Scratch of one call, for any of the functions below: the block's c, tile minima, CTA maxima. About 0.25 B a value for
+// Scratch of one call, for any of the functions below: the blocks' c, tile minima, CTA maxima. About 0.25 B a value for
 // eden_both_launch, half of it for eden_requant_launch. Calls on one stream may share it.
 FN int64_t eden_workspace_bytes(int64_t rows, int64_t cols);
 
@@ -70,7 +70,7 @@ FN int64_t eden_workspace_bytes(int64_t rows, int64_t cols);
 //          -> along_m (M,N): operand A^T of wgrad, blocks along M, noise at address m (rows of the operand: N); the layout
 //             is dY's: the GEMM takes it transposed.
 // st (device, 2 floats, may be NULL): the tensor scales found, along N and along M; already in the values.
-// Reads 2 B a value, writes 4 B + 0.25 B of c: floor 6.25 B a value, or about 48 instructions (23.8 a direction; 26.4 with two threads a run).
+// Reads 2 B a value, writes 4 B + 0.25 B of c: floor 6.25 B a value, or about 50 instructions (25 a direction).
 FN void eden_both_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m,
                              EdenAddress n, EdenAddress m, void *workspace, float *st);
 
@@ -82,7 +82,7 @@ FN void eden_one_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t 
 // ROWS. X (M,K) -> operand B of wgrad; W (N,K) -> operand B of dgrad. The rotation is fed codes x s_b, exact; the saved s_t
 // goes into *alpha = *saved_st / 128 (device, written; the GEMM's whole alpha, since both new tensor scales are in the values).
 // st (device, 1 float, may be NULL): the tensor scale found; already in the values.
-// Reads 0.5625 B a value, writes 2 B + 0.125 B of c: floor 2.69 B a value, or about 28 instructions.
+// Reads 0.5625 B a value, writes 2 B + 0.125 B of c: floor 2.69 B a value, or about 31 instructions.
 FN void eden_requant_launch(cudaStream_t stream, const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t cols,
                                 bf16 *out, EdenAddress a, const float *saved_st, float *alpha, void *workspace, float *st);
 
@@ -98,6 +98,6 @@ FN void eden_requant_native_launch(cudaStream_t stream, const uint8_t *codes, co
                                        const float *saved_st, float *alpha_factor, void *workspace, float *st);
 
 #include "quantize_forward.cuh"
-#include "quantize_eden.cuh"
+#include "quantize_eden_launch.cuh"
 
 #endif

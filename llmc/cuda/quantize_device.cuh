@@ -114,11 +114,6 @@ __device__ __forceinline__ void cp_async4(uint32_t to, const void *from) {
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-// Four 8x8 matrices of BF16, each transposed: lane 4g+j gets rows 2j and 2j+1 of column g, lane l gave the address of row l%8 of matrix l/8.
-__device__ __forceinline__ void ldmatrix_transposed(uint32_t w[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
-}
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void stmatrix_transposed(uint32_t address, const uint32_t w[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};"

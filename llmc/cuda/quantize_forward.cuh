@@ -3,8 +3,9 @@
 //
 // Blocks run along the columns, so a tensor is a flat list of blocks of 16 values, 32 bytes; a thread takes one block, and its
 // neighbours' loads and stores fall together. The decoded block goes through shared memory, so that a store instruction
-// writes 512 bytes in a row instead of every other 16. Bound by memory: 4.56 B a value at copy bandwidth is worth about 36
-// instructions a value on an H200; four_six issues about 30, most of them for rounding and measuring each value twice.
+// writes 512 bytes in a row instead of every other 16. A thread's next block is on its way while it works on one. Bound by memory:
+// 4.56 B a value at copy bandwidth is worth about 36 instructions a value on an H200; four_six issues about 32, most of them for
+// rounding and measuring each value twice.
 #ifndef LLMC_CUDA_QUANTIZE_FORWARD_CUH
 #define LLMC_CUDA_QUANTIZE_FORWARD_CUH
 
@@ -12,6 +13,8 @@
 
 #define FORWARD_THREADS 256
 #define AMAX_THREADS 512
+#define FORWARD_FOUR_SIX true, 4       // the trainer's choice of AHEAD and CTAS, see forward_kernel
+#define FORWARD_RTN true, 5
 
 // ---------------------------------------------------------------------------------------------------------------------
 // amax. Bits of magnitudes are in the order of the magnitudes, and those of a NaN are largest: a NaN makes amax NaN.
@@ -147,8 +150,17 @@ struct ForwardJob {
     const float *other_st;
 };
 
-template <bool FOUR_SIX, bool TILED>
-static __global__ void __launch_bounds__(FORWARD_THREADS) forward_kernel(const __grid_constant__ ForwardJob job) {
+// Block k of the tensor; beyond its end, zeros.
+__device__ __forceinline__ void block_load(const ForwardJob &job, uint64_t k, uint4 w[2]) {
+    w[0] = w[1] = make_uint4(0, 0, 0, 0);
+    if (k >= job.blocks) return;
+    const uint4 *from = reinterpret_cast<const uint4 *>(job.x + k * 16);
+    w[0] = from[0];
+    w[1] = from[1];
+}
+// AHEAD: a thread's next block is loaded before it works on this one, or after. CTAS: an SM's, which limits registers.
+template <bool FOUR_SIX, bool TILED, bool AHEAD, int CTAS>
+static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(const __grid_constant__ ForwardJob job) {
     __shared__ uint4 staged[FORWARD_THREADS / 32][64];  // a warp's 32 decoded blocks, in chunks of 16 bytes
     const int lane = threadIdx.x & 31;
     uint4 *mine = staged[threadIdx.x >> 5];
@@ -163,15 +175,13 @@ static __global__ void __launch_bounds__(FORWARD_THREADS) forward_kernel(const _
     }
     // `first` is the warp's first block.
     const uint32_t step = gridDim.x * FORWARD_THREADS;
+    uint4 ahead[2];
+    block_load(job, blockIdx.x * FORWARD_THREADS + threadIdx.x, ahead);
     for (uint32_t first = blockIdx.x * FORWARD_THREADS + (threadIdx.x & ~31u); first < job.blocks; first += step) {
         const uint32_t k = first + lane;
         const bool live = k < job.blocks;
-        uint4 w[2] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-        if (live) {
-            const uint4 *from = reinterpret_cast<const uint4 *>(job.x + (int64_t)k * 16);
-            w[0] = from[0];
-            w[1] = from[1];
-        }
+        const uint4 w[2] = {ahead[0], ahead[1]};
+        if (AHEAD) block_load(job, (uint64_t)k + step, ahead);
         const uint32_t words[8] = {w[0].x, w[0].y, w[0].z, w[0].w, w[1].x, w[1].y, w[1].z, w[1].w};
         ForwardBlock b = block_forward<FOUR_SIX>(w[0], w[1], ts);
         uint32_t sign[8];  // the input's: a negative value that rounded to zero keeps it
@@ -193,18 +203,19 @@ static __global__ void __launch_bounds__(FORWARD_THREADS) forward_kernel(const _
             for (int i = 0; i < 2; i++) if (first + (lane + 32 * i) / 2 < job.blocks) to[32 * i] = take[32 * i];
             __syncwarp();
         }
+        if (!AHEAD) block_load(job, (uint64_t)k + step, ahead);
     }
 }
 
-template <bool FOUR_SIX, bool TILED> static void forward_start(cudaStream_t stream, const ForwardJob &job) {
+template <bool FOUR_SIX, bool TILED, bool AHEAD, int CTAS> static void forward_start(cudaStream_t stream, const ForwardJob &job) {
     static int resident = 0;
     if (!resident) {
         int each = 0;
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, forward_kernel<FOUR_SIX, TILED>, FORWARD_THREADS, 0));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, forward_kernel<FOUR_SIX, TILED, AHEAD, CTAS>, FORWARD_THREADS, 0));
         resident = device_attribute(cudaDevAttrMultiProcessorCount) * (each > 0 ? each : 1);
     }
     const int64_t work = ceil_div(job.blocks, FORWARD_THREADS);
-    forward_kernel<FOUR_SIX, TILED><<<(int)(work < resident ? work : resident), FORWARD_THREADS, 0, stream>>>(job);
+    forward_kernel<FOUR_SIX, TILED, AHEAD, CTAS><<<(int)(work < resident ? work : resident), FORWARD_THREADS, 0, stream>>>(job);
     CUDA_LAUNCHED();
 }
 FN ForwardJob forward_job(Rounding rounding, const bf16 *x, int64_t rows, int64_t cols, const float *amax, uint8_t *codes,
@@ -224,8 +235,8 @@ FN void quantize_forward_launch(cudaStream_t stream, Rounding rounding, const bf
                                     const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st,
                                     const float *other_st, float *alpha) {
     const ForwardJob job = forward_job(rounding, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, false>(stream, job);
-    else forward_start<false, false>(stream, job);
+    if (rounding == ROUND_FOUR_SIX) forward_start<true, false, FORWARD_FOUR_SIX>(stream, job);
+    else forward_start<false, false, FORWARD_RTN>(stream, job);
 }
 FN int64_t tiled_scale_bytes(int64_t rows, int64_t cols) { return ceil_div(rows, 128) * ceil_div(cols / 16, 4) * 512; }
 FN void quantize_forward_native_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
@@ -233,8 +244,8 @@ FN void quantize_forward_native_launch(cudaStream_t stream, Rounding rounding, c
                                            const float *other_st, float *alpha) {
     const ForwardJob job = forward_job(rounding, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
     if (rows % 128 || cols % 64) CUDA_CHECK(cudaMemsetAsync(tiled_scales, 0, (size_t)tiled_scale_bytes(rows, cols), stream));
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, true>(stream, job);
-    else forward_start<false, true>(stream, job);
+    if (rounding == ROUND_FOUR_SIX) forward_start<true, true, FORWARD_FOUR_SIX>(stream, job);
+    else forward_start<false, true, FORWARD_RTN>(stream, job);
 }
 
 #endif

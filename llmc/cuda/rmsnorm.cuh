@@ -174,8 +174,12 @@ __global__ void __launch_bounds__(RMSNORM_WARPS * 32, RMSNORM_BACKWARD_BLOCKS_PE
     }
 }
 
-// out (width) += the columns of partials (count, width). A block owns 32 columns; 32 warps take every 32nd row.
-__global__ void __launch_bounds__(1024) column_sum_kernel(float *out, const float *partials, int count, int width) {
+__device__ __forceinline__ void add_to(float *p, float x) { *p += x; }
+__device__ __forceinline__ void add_to(bf16 *p, float x) { *p = __float2bfloat16_rn(__bfloat162float(*p) + x); }
+
+// out (width) float32 or BF16 += the columns of partials (count, width). A block owns 32 columns; 32 warps take every 32nd row.
+template <typename Grad>
+__global__ void __launch_bounds__(1024) column_sum_kernel(Grad *out, const float *partials, int count, int width) {
     __shared__ float sums[32][33];
     const int column = blockIdx.x * 32 + threadIdx.x % 32, warp = threadIdx.x / 32;
     float sum = 0.0f;
@@ -187,7 +191,7 @@ __global__ void __launch_bounds__(1024) column_sum_kernel(float *out, const floa
         sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < 32; w++) sum += sums[w][threadIdx.x];
-        out[column] += sum;
+        add_to(out + column, sum);
     }
 }
 
@@ -248,13 +252,14 @@ FN int rmsnorm_backward_blocks(void) {
 // Bytes of the partial gain gradients, a row a block.
 FN size_t rmsnorm_backward_scratch_bytes(int width) { return (size_t)rmsnorm_backward_blocks() * (size_t)width * sizeof(float); }
 
-// d_residual_out = d_residual_in (NULL: 0) + gradient through the norm; dgain (width) float32 += its gradient, in a fixed order.
+// d_residual_out = d_residual_in (NULL: 0) + gradient through the norm; dgain (width) float32 or BF16 += its gradient, in a fixed order.
 // d_residual_out may be d_residual_in or d_normed. normed (nullable): the forward's output once more, for a wgrad that comes after.
 // residual: what the forward normed (its residual_out). scratch: rmsnorm_backward_scratch_bytes(width).
 // 6 B read, 2 (with normed 4) written a value.
-FN void rmsnorm_backward_launch(bf16 *d_residual_out, float *dgain, bf16 *normed, const bf16 *d_residual_in, const bf16 *d_normed,
-                                const bf16 *residual, const float *rstd, const bf16 *gain, void *scratch, int64_t rows, int width,
-                                cudaStream_t stream) {
+template <typename Grad>
+static void rmsnorm_backward_launch(bf16 *d_residual_out, Grad *dgain, bf16 *normed, const bf16 *d_residual_in, const bf16 *d_normed,
+                                    const bf16 *residual, const float *rstd, const bf16 *gain, void *scratch, int64_t rows, int width,
+                                    cudaStream_t stream) {
     if (rows == 0) return;
     int blocks = rmsnorm_backward_blocks();
     rmsnorm_by_width(width, [=, &blocks](auto vectors, auto warps) {

@@ -12,7 +12,6 @@
 
 FN void mark(Llama *m, Family family, double bytes) { profile_mark(m->profile, family, bytes, 0, m->stream); }
 FN const bf16 *weight_of(const Llama *m, ParamKind kind, int layer) { return m->params + layer_param(m, kind, layer)->offset; }
-FN float *gradient_of(Llama *m, ParamKind kind, int layer) { return m->grads + layer_param(m, kind, layer)->offset; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
@@ -112,11 +111,16 @@ FN void model_head(Llama *m, float scale) {
 // once more for a wgrad, NULL where it was kept. first: there is no gradient of the stream yet.
 FN void norm_backward(Llama *m, ParamKind gain, int layer, bf16 *normed_again, const bf16 *d_normed, const bf16 *residual, const float *rstd, int first) {
     const int d = m->options.config.width;
-    float *dgain = gradient_of(m, gain, layer);
+    const int64_t at = layer_param(m, gain, layer)->offset;
+    void *const dgain = gradient_at(&m->grads, at);
     mark(m, FAMILY_NORM, (6.0 + (first ? 0 : 2) + (normed_again ? 2 : 0)) * (double)(m->M * d));
-    if (m->work.micro == 0) CUDA_CHECK(cudaMemsetAsync(dgain, 0, (size_t)d * sizeof(float), m->stream));
-    rmsnorm_backward_launch(m->d_stream, dgain, normed_again, first ? NULL : m->d_stream, d_normed, residual, rstd, weight_of(m, gain, layer),
-                            m->norm_work, m->M, d, m->stream);
+    if (m->work.micro == 0) CUDA_CHECK(cudaMemsetAsync(dgain, 0, (size_t)(gradient_bytes(&m->grads, at + d) - gradient_bytes(&m->grads, at)), m->stream));
+    const auto launch = [&](auto *dgain_typed) {
+        rmsnorm_backward_launch(m->d_stream, dgain_typed, normed_again, first ? NULL : m->d_stream, d_normed, residual, rstd,
+                                weight_of(m, gain, layer), m->norm_work, m->M, d, m->stream);
+    };
+    if (gradient_is_bf16(&m->grads, at)) launch((bf16 *)dgain);
+    else launch((float *)dgain);
 }
 // m->d_stream: gradient of the stream after the layer -> gradient of the stream before it.
 FN void layer_backward(Llama *m, int layer) {
@@ -152,7 +156,7 @@ FN void model_backward(Llama *m) {
     const LlamaConfig *c = &m->options.config;
     norm_backward(m, PARAM_FINAL_NORM, -1, NULL, m->small, m->residual_final, m->rstd_final, 1);
     for (int i = c->layers - 1; i >= 0; i--) layer_backward(m, i);
-    float *d_embed = gradient_of(m, PARAM_EMBED, -1);
+    float *const d_embed = (float *)gradient_at(&m->grads, layer_param(m, PARAM_EMBED, -1)->offset);
     mark(m, FAMILY_EMBEDDING, 2.0 * (double)(m->M * c->width) + 4.0 * c->vocab * c->width);
     if (m->work.micro == 0 && !c->tied) CUDA_CHECK(cudaMemsetAsync(d_embed, 0, (size_t)c->vocab * (size_t)c->width * sizeof(float), m->stream));
     embedding_backward_launch(d_embed, m->d_stream, m->tokens, m->embed_work, m->M, c->width, c->vocab, m->stream);
@@ -206,7 +210,7 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const int slot = (int)(m->steps_ended % RESULT_SLOTS);
     if (m->steps_ended - m->steps_read == RESULT_SLOTS) fatal("%d steps ended and no llama_step_result was asked for: this is a bug", RESULT_SLOTS);
-    mark(m, FAMILY_OPTIMIZER, (28.0 + (m->masters ? 6.0 : 0.0)) * (double)m->table.total);
+    mark(m, FAMILY_OPTIMIZER, (20.0 + (m->masters ? 6.0 : 0.0)) * (double)m->table.total + 2.0 * (double)gradient_bytes(&m->grads, m->table.total));
     grad_norm_launch(m->stats, &m->adamw, o->clip, m->loss_sum, (float)(1.0 / ((double)m->M * m->options.micro_batches)), m->grad_norm_work, m->stream);
     adamw_launch(&m->adamw, adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step), m->options.seed, o->step, m->stats, m->stream);
     CUDA_CHECK(cudaMemcpyAsync(&m->host_stats[slot], m->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, m->stream));
