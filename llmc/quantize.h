@@ -142,6 +142,7 @@ HD void search_block(LaneBlock x, float amax[LANES], TensorScale ts, int all, in
     uint32_t first[LANES];
     float least[LANES];
     EACH_LANE(l) { first[l] = search_first(amax[l], ts, all); sb[l] = 0; least[l] = 0.0f; }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = 0.0f;
     for (int candidate = 0; candidate < (all ? SEARCH_ALL_COUNT : SEARCH_FEW_COUNT); candidate++) {
         LaneBlock tried;
         uint32_t code[LANES], better[LANES];

@@ -146,7 +146,8 @@ static float bench_host(Llama *m, const int32_t *tokens) {
 static void bench_power(Llama *m, const int32_t *tokens, float *mhz, float *watts) {
     char bus[32], command[256], text[4096] = "";
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus, sizeof bus, m->device.index));
-    snprintf(command, sizeof command, "for i in 0 1 2 3 4 5 6; do nvidia-smi -i %s --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits || exit; done 2>/dev/null", bus);
+    snprintf(command, sizeof command, "for i in $(seq 0 %d); do nvidia-smi -i %s --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits || exit; done 2>/dev/null",
+             POWER_SAMPLES, bus);
     FILE *f = popen(command, "r");
     if (!f) fatal("starting nvidia-smi failed: %s", strerror(errno));
     struct pollfd ready = {fileno(f), POLLIN, 0};

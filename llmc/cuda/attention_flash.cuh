@@ -260,16 +260,16 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dq_kernel(bf16 *dqkv, floa
 }
 
 // One query tile's part of dK (unscaled) and dV. k, v: the warp group's first rows of their tiles; lse, delta: this thread's
-// columns; row: key of an accumulator's element (0, 0), q0: the tile's first query. hidden: some keys come after some queries.
+// columns; row, column: key and query of an accumulator's element (0, 0). hidden: some keys come after some queries.
 template <int D, int WGS, int BM, bool WG>
 __device__ __forceinline__ void dkv_step(float (&dk)[D / 8][4], float (&dv)[D / 8][4], uint32_t k, uint32_t v, uint32_t q, uint32_t d_out,
-                                         const float *lse, const float *delta, bool hidden, int row, int q0, int T, float c) {
+                                         const float *lse, const float *delta, bool hidden, int row, int column, int T, float c) {
     float p[BM / 8][4], dp[BM / 8][4];
     uint32_t a[BM / 16][4], ds[BM / 16][4];
     gemm_shared<WG, BM, D, WGS * 64>(p, k, q);
     gemm_shared<WG, BM, D, WGS * 64>(dp, v, d_out);
     gemm_wait<WG, 1>(p);
-    if (hidden) mask_causal<BM, true>(p, row, q0 + (int)(threadIdx.x & 3) * 2, T);
+    if (hidden) mask_causal<BM, true>(p, row, column, T);
     probabilities<BM>(p, c, [&](int n, float x[2][2]) {
         const float2 l = *(const float2 *)(lse + n * 8);
         x[0][0] = x[1][0] = l.x * LOG2_E; x[0][1] = x[1][1] = l.y * LOG2_E;
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, con
         const float *const lse_tile = (const float *)(attention_shared + L::LSE) + (j & 1) * BM + column;
         const float *const delta_tile = (const float *)(attention_shared + L::DELTA) + (j & 1) * BM + column;
         dkv_step<D, WGS, BM, WG>(dk, dv, base + L::K + group * 128, base + L::V + group * 128, q_tile, do_tile, lse_tile, delta_tile,
-                                 q0 < k0 + group + 63 || q0 + BM > s.T, row, q0, s.T, c);
+                                 q0 < k0 + group + 63 || q0 + BM > s.T, row, q0 + column, s.T, c);
     }
     acc_scale(dk, scale, scale);
     const int rows = s.T - k0 - warp_row;
