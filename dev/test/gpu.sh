@@ -43,7 +43,7 @@ text=(llmc/*.h llmc/cpu/*.h llmc/cuda/*.cuh dev/test/*.c data/*.py)
 train() { # PROGRAM RECIPE OUT EXTRA...
     local program=$1 recipe=$2 out=$3; shift 3
     # At a calm rate: at the preset's 3e-3 this model spikes, and there float32 and BF16 on the CPU alone are 12 % apart.
-    "$program" --model tiny --recipe "$recipe" --train-data "$tmp/data/train_*.bin" --batch 8 --lr 5e-4 --out "$out" --eval-every 0 --sample-every 0 --save-every 0 --log-every 1 "$@"
+    "$program" --model tiny --recipe "$recipe" --train-data "$tmp/data/train_*.bin" --batch 8 --lr 3e-4 --out "$out" --eval-every 0 --sample-every 0 --save-every 0 --log-every 1 "$@"
 }
 losses() { sed -nE 's/.*"step": ?([0-9]+),.*"loss": ?([0-9.eE+-]+).*/\1 \2/p' "$1/log.jsonl"; }
 same_losses() { losses "$1" >"$tmp/a"; losses "$2" >"$tmp/b"; [ -s "$tmp/a" ] && cmp "$tmp/a" "$tmp/b"; }
@@ -90,11 +90,12 @@ one "too large for the card: by how much, what helps" refuses "too little.*--rec
 
 # compute-sanitizer, several programs at a time. cuDNN's and cuBLASLt's own kernels order shared memory by means that racecheck does
 # not know, and write by the copy engine, which initcheck does not see: reports that name them are left out. Where this version of
-# the tool can, memcheck and racecheck do not look at them at all, which saves most of the time; initcheck must see what they write.
+# the tool can, memcheck does not look at them at all; initcheck must see what they write, and racecheck breaks on programs of which
+# it sees a part only ("failed to handle a hardware exception").
 sanitize() { # TOOL PROGRAM : leaves a log, and "STATUS SECONDS": 0 when the program passed and no kernel of ours was reported
     local options=() log="$tmp/$1-${2##*/}.log" rc t=$SECONDS
     [[ $2 = build/cuda/* ]] && options=(--small)
-    local leave_out=(); [ "$1" = initcheck ] || leave_out=(${excluded[@]+"${excluded[@]}"})
+    local leave_out=(); [ "$1" != memcheck ] || leave_out=(${excluded[@]+"${excluded[@]}"})
     timeout 150 "$check" --tool "$1" --print-limit 2000 ${leave_out[@]+"${leave_out[@]}"} "$2" ${options[@]+"${options[@]}"} >"$log" 2>&1; rc=$?
     [ $rc = 0 ] && grep -qE 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" && awk '
         function judge(line) { if (line !~ /cudnn|nvjet|cutlass|cublas/) ours++ }
