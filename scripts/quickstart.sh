@@ -5,7 +5,7 @@
 # Writes runs/quickstart/: one folder a run, summary.csv, loss.png, samples.txt. Run twice, it starts over.
 set -euo pipefail
 usage() { echo "usage: ./scripts/quickstart.sh [--no-install] [--steps N] [--text FILE...]" >&2; exit 2; }
-steps=400; install=(); text=()
+steps=320; install=(); text=()
 while [ $# -gt 0 ]; do
     case $1 in
         --no-install) install=(--no-install); shift ;;
