@@ -19,6 +19,9 @@ links() { cat >"$tmp/t.c"; "$cc" -std=c11 -D_GNU_SOURCE "$tmp/t.c" -o "$tmp/t" "
 home_flags() { local h=$1; printf '%s\n' "-I$h/include" "-L$h/lib" "-L$h/lib64" "-L$h/lib/$(uname -m)-linux-gnu" "-Wl,-rpath,$h/lib" "-Wl,-rpath,$h/lib/$(uname -m)-linux-gnu"; }
 quoted() { local s=; for f in "$@"; do s+=" '$f'"; done; printf '%s' "${s# }"; }
 
+for name in CUDA_HOME NCCL_HOME MPI_HOME CUDNN_HOME CJSON_HOME OPENBLAS_HOME; do
+    [ -z "${!name:-}" ] || [ -d "${!name}" ] || { echo "error: $name=${!name} is not a folder; name the one that holds include and lib, or unset it" >&2; exit 1; }
+done
 echo "looking for compilers and libraries:"
 echo 'int main(void){return 0;}' | links || { echo "error: the C compiler '$cc' does not work; install one (Debian: apt install build-essential)"; cat "$tmp/log"; exit 1; }
 say compiler "$("$cc" --version | head -1)"
@@ -89,12 +92,19 @@ else
     fi
     for a in $archs; do gencodes+=" -gencode arch=compute_${a#sm_},code=$a"; done
     put GENCODES "$gencodes"; say "GPU archs" "$archs ($why; GPU_ARCHS=\"sm_90a ...\" chooses)"
-    cudnn=()
-    if [ -n "${CUDNN_HOME:-}" ]; then cudnn=(-I"$CUDNN_HOME/include" -L"$CUDNN_HOME/lib" -L"$CUDNN_HOME/lib64" -Xlinker -rpath="$CUDNN_HOME/lib"); fi
-    lib=-lcudnn; [ -n "${CUDNN_HOME:-}" ] && [ ! -e "$CUDNN_HOME/lib/libcudnn.so" ] && [ -e "$CUDNN_HOME/lib/libcudnn.so.9" ] && lib=-l:libcudnn.so.9
-    if printf '#include <cudnn.h>\nint main(){cudnnBackendDescriptor_t d; return cudnnBackendCreateDescriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,&d);}' | cuda_links "${cudnn[@]}" $lib; then
-        put CUDNN_FLAGS "-DUSE_CUDNN $(quoted ${cudnn[@]+"${cudnn[@]}"}) $lib"; say cuDNN "yes"
+    # home_flags for nvcc, which takes the linker's options one by one (and, unlike cc, no path with a space)
+    cuda_home() { [ -z "$1" ] || printf '%s\n' "-I$1/include" "-L$1/lib" "-L$1/lib64" "-L$1/lib/$(uname -m)-linux-gnu" -Xlinker "-rpath=$1/lib"; }
+    # Python packages bring libraries by their full name only.
+    cuda_library() { local lib=$1 home=$2 file; for file in "$home"/lib/lib"$lib".so.*; do [ -n "$home" ] && [ ! -e "$home/lib/lib$lib.so" ] && [ -e "$file" ] && { echo "-l:${file##*/}"; return; }; done; echo "-l$lib"; }
+    mapfile -t cudnn < <(cuda_home "${CUDNN_HOME:-}"); cudnn+=("$(cuda_library cudnn "${CUDNN_HOME:-}")")
+    if printf '#include <cudnn.h>\nint main(){cudnnBackendDescriptor_t d; return cudnnBackendCreateDescriptor(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,&d);}' | cuda_links "${cudnn[@]}"; then
+        put CUDNN_FLAGS "-DUSE_CUDNN $(quoted "${cudnn[@]}")"; say cuDNN "yes"
+    elif [ -n "${CUDNN_HOME:-}" ]; then echo "error: CUDNN_HOME=$CUDNN_HOME was named but a program does not link with it:"; tail -3 "$tmp/log"; exit 1
     else put CUDNN_FLAGS ""; say cuDNN "no: attention uses the program's own kernel (set CUDNN_HOME if it stands elsewhere)"; fi
+    mapfile -t nccl < <(cuda_home "${NCCL_HOME:-}"); nccl+=("$(cuda_library nccl "${NCCL_HOME:-}")")
+    if printf '#include <nccl.h>\nint main(){int v; return ncclGetVersion(&v);}' | cuda_links "${nccl[@]}"; then say NCCL "yes (the present trainer runs on one card)"
+    elif [ -n "${NCCL_HOME:-}" ]; then echo "error: NCCL_HOME=$NCCL_HOME was named but a program does not link with it:"; tail -3 "$tmp/log"; exit 1
+    else say NCCL "no (the present trainer runs on one card)"; fi
 fi
 put NVCC "$nvcc"
 if [ $missing = 1 ]; then echo "error: a required library is missing (above)"; exit 1; fi
