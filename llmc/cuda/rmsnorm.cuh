@@ -16,7 +16,7 @@
 #define RMSNORM_BACKWARD_BLOCKS_PER_SM 2
 
 // Sum over the WARPS warps that share a row, the same in every lane, always added in the same order. `turn` alternates from call to call, so
-// that one barrier a call is enough.
+// that one barrier a call is enough. Each row has its own barrier: rows that waited for each other would load, and compute, all at once.
 template <int WARPS>
 __device__ __forceinline__ float row_sum(float x, int turn) {
     x = warp_sum(x);
@@ -24,7 +24,10 @@ __device__ __forceinline__ float row_sum(float x, int turn) {
         __shared__ float sums[2][RMSNORM_WARPS];
         const int warp = threadIdx.x / 32, first = warp / WARPS * WARPS;
         if (threadIdx.x % 32 == 0) sums[turn][warp] = x;
-        __syncthreads();
+        if (WARPS == RMSNORM_WARPS) __syncthreads();
+#pragma unroll
+        for (int row = 0; WARPS < RMSNORM_WARPS && row < RMSNORM_WARPS / WARPS; row++)  // numbers known to the compiler: it reserves no others
+            if (row == warp / WARPS) asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "n"(WARPS * 32) : "memory");
         x = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) x += sums[turn][first + w];
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(RMSNORM_WARPS * 32) rmsnorm_forward_kernel(bf1
     for (int i = 0; i < VECTORS; i++) if (own.vector(i) < vectors) g[i] = load8(gain + own.vector(i) * 8);
     AmaxPairs largest;
     int turn = 0;
-    // Every warp of a block goes round equally often: row_sum() may hold a barrier.
+    // The warps of a row go round equally often: row_sum() may hold a barrier.
     for (int64_t first = (int64_t)blockIdx.x * own.ROWS; first < rows; first += (int64_t)gridDim.x * own.ROWS, turn ^= 1) {
         const int64_t row = first + own.slot, base = row * width;
         const bool live = row < rows;
