@@ -211,13 +211,14 @@ static void check_steps(const Reference *r, Llama *m, const char *recipe, double
         report(recipe, name, fabs(result.grad_norm - exact[1]) / exact[1], unit * sensitivity[1]);
     }
 }
-static void check_recipe(const Reference *r, const char *recipe, double rounding) {
+static void check_recipe(const Reference *r, const char *recipe, double rounding, int attention) {
     LlamaOptions o;
     memset(&o, 0, sizeof o);
     o.config = reference_config(r);
     o.recipe = recipe_find(recipe);
     o.batch = r->h.batch; o.micro_batches = r->h.micro_batches;
     o.master_fp32 = 1;
+    o.attention = attention;
     o.seed = (uint64_t)r->s.seed;
     Llama *m = llama_create(&o);
     const ParamTable *t = llama_params(m);
@@ -237,11 +238,13 @@ static void check_recipe(const Reference *r, const char *recipe, double rounding
 }
 
 int main(int argc, char **argv) {
-    if (argc > 2) fatal_usage("test_gpt2 [FILE]: one stored reference, dev/test/llama_reference.bin if none is named");
+    const int attention = argc > 2 ? atoi(argv[2]) : 0;
+    if (argc > 3 || attention < 0 || attention > 2)
+        fatal_usage("test_gpt2 [FILE [ATTENTION]]: a stored reference, dev/test/llama_reference.bin if none is named; 0 auto, 1 cudnn, 2 flash (GPU only)");
     Reference r = reference_open(argc > 1 ? argv[1] : "dev/test/llama_reference.bin");
     printf("%-6s %-52s %10s %10s\n", "recipe", "what", "error", "tolerance");
-    check_recipe(&r, "fp32", FP32_ROUNDING);
-    check_recipe(&r, "bf16", BF16_ROUNDING);
+    check_recipe(&r, "fp32", FP32_ROUNDING, attention);
+    check_recipe(&r, "bf16", BF16_ROUNDING, attention);
     free(r.bytes);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

@@ -69,16 +69,16 @@ __device__ __forceinline__ float4 gradient4(const Gradients &g, int64_t e) {
 __device__ __forceinline__ double squares4(float4 g) {
     return (double)(g.x * g.x + g.y * g.y + (g.z * g.z + g.w * g.w));
 }
-// Sum of a double over the block (blockDim.x a power of two, at most 1024), in a fixed tree; the result is thread 0's alone
-// (nothing makes the others wait for it). Once a kernel.
+// Sum of a double over the block (blockDim.x a power of two, at most 1024), in a fixed tree; the result is thread 0's alone, which
+// holds it in a register: nothing makes the others wait for what lies in shared memory. Once a kernel.
 __device__ __forceinline__ double block_sum_f64(double x) {
     __shared__ double parts[1024];
     parts[threadIdx.x] = x;
     for (int half = blockDim.x / 2; half > 0; half /= 2) {
         __syncthreads();
-        if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
+        if (threadIdx.x < half) parts[threadIdx.x] = x += parts[threadIdx.x + half];
     }
-    return threadIdx.x == 0 ? parts[0] : 0.0;
+    return x;
 }
 // partials (GRAD_NORM_BLOCKS): sums of squares, four at a time in float32, those in float64. MIXED: some gradients are BF16.
 // A square above float32's range makes the norm infinite. Floor: 4 bytes a value (BF16: 2).

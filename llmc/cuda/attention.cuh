@@ -11,15 +11,18 @@
 #endif
 
 typedef enum {
-    ATTENTION_AUTO,                // cuDNN where it has a plan, the own kernels elsewhere
+    ATTENTION_AUTO,                // cuDNN where it has a plan and is the faster, the own kernels elsewhere
     ATTENTION_CUDNN,               // cuDNN: fatal where it has no plan, or this program was built without it
     ATTENTION_FLASH                // the own kernels: no T x T buffer anywhere
 } AttentionBackend;
 
 // cuDNN's repeatable backward keeps B*heads*T*T BF16 values in its workspace: it gets as many sequences at a time as this
-// holds. Measured on one H200 against the own kernels: B 128, H 8, T 512 0.69 ms against 0.86; B 8, H 16, T 2048 0.95
-// against 1.07 (dev/cuda/attention.cu). Its other backward adds dQ with atomics.
+// holds. Its other backward adds dQ with atomics.
 #define ATTENTION_WORKSPACE ((int64_t)544 << 20)
+// On Hopper the own backward takes over from this length on: those scores cost traffic that grows with T. Measured on one H200, own
+// against cuDNN (dev/cuda/attention.cu): B 128, H 8, T 512 0.79 ms against 0.70; B 8, H 16, T 2048 0.92 against 1.01; B 16, H 10, T 2048 1.14 against
+// 1.38; head size 64, B 4, H 32, T 2048 0.56 against 0.76. A rule, not a race at every start: the two differ in bits.
+#define OWN_BACKWARD_FROM 1024
 
 // One shape's plan: made once, used by every layer.
 typedef struct AttentionPlan {
@@ -85,7 +88,8 @@ FN AttentionPlan *attention_create(int B, int T, int heads, int kv_heads, int he
     p->workspace_bytes = flash_workspace_bytes(&s);
 #ifdef USE_CUDNN
     if (backend != ATTENTION_FLASH) p->forward = attention_cudnn_pass(&s, CUDNN_FORWARD, backend == ATTENTION_CUDNN);
-    if (backend != ATTENTION_FLASH) attention_cudnn_backward(p, backend == ATTENTION_CUDNN);
+    const int own_backward = backend == ATTENTION_FLASH || (backend == ATTENTION_AUTO && T >= OWN_BACKWARD_FROM && flash_on_hopper());
+    if (!own_backward) attention_cudnn_backward(p, backend == ATTENTION_CUDNN);
     if (p->backward) p->workspace_bytes = p->backward->workspace_bytes;
     if (p->forward && p->forward->workspace_bytes > p->workspace_bytes) p->workspace_bytes = p->forward->workspace_bytes;
 #else
