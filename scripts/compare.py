@@ -3,20 +3,26 @@
 
   scripts/compare.py --out DIR [--meta data/.../meta.json] RUN_FOLDER...
 
-Reads RUN_FOLDER/log.jsonl only. The baseline is the first run whose recipe is bf16, else the first named. All runs are compared
-after the same number of tokens: the last evaluation that all of them have. Writes DIR/summary.csv
-(recipe,val_loss,gap,bits_per_byte,tokens_per_s), DIR/loss.png (left out, with a word, where matplotlib is missing) and
+Reads RUN_FOLDER/log.jsonl only. Runs that differ by nothing but recipe and seed are one row a recipe: the mean over the seeds, and the
+spread between them (largest minus smallest). The baseline is bf16, else what is named first; a gap is taken to the baseline's run
+of the same seed, where there is one, else to its mean. All runs are compared after the same number of tokens: the last evaluation that all of them
+have. Writes DIR/summary.csv, DIR/loss.png and, of runs with --quant-stats, DIR/quant.png (both left out, with a word, where matplotlib is missing) and
 DIR/samples.txt (the last text each run wrote, if any).
 """
-import argparse, csv, json, math, os, statistics, sys
+import argparse, csv, json, os, statistics, sys
 
-MAY_DIFFER = {"recipe", "log-every", "sample-every", "sample-tokens", "save-every", "keep", "batch"}  # options that leave the comparison fair
+import compare_plot
+
+# Options that leave the comparison fair.
+MAY_DIFFER = {"recipe", "seed", "log-every", "sample-every", "sample-tokens", "save-every", "keep", "keep-every", "quant-stats", "batch"}
+COLUMNS = ["recipe", "seeds", "val_loss", "gap", "spread", "bits_per_byte", "tokens_per_s", "memory_gib"]
 
 
 def read_run(folder):
     """-> dict of a run's curves, from its log. A line cut short at the end (a run still going on) is left out."""
     path = os.path.join(folder, "log.jsonl")
-    run = {"folder": folder, "options": None, "tokens": [], "loss": [], "evals": {}, "bits": {}, "speeds": [], "sample": None}
+    run = {"folder": folder, "options": None, "tokens": [], "loss": [], "evals": {}, "bits": {}, "speeds": [], "sample": None,
+           "quant": [], "memory": None}
     try:
         with open(path, encoding="utf-8") as f:
             lines = f.read().splitlines()
@@ -36,28 +42,44 @@ def read_run(folder):
 def read_line(run, o):
     if "run" in o:
         run["options"] = o["run"]["options"]
+        run["memory"] = o["run"].get("memory_bytes")
     elif "eval" in o and o["val_loss"] is not None:
         run["evals"][o["tokens"]] = o["val_loss"]
         run["bits"][o["tokens"]] = o.get("bits_per_byte")
     elif "sample" in o:
         run["sample"] = (o["sample"], o["text"])
+    elif "quant" in o:
+        run["quant"].append(o)
     elif "step" in o and o["loss"] is not None:
         run["tokens"].append(o["tokens"])
         run["loss"].append(o["loss"])
         run["speeds"].append(o["timing"]["tokens_per_s"])
 
 
-def name_runs(runs):
-    """A run is called by its recipe; where two share one, by its recipe and folder."""
-    recipes = [r["options"]["recipe"] for r in runs]
+def group_runs(runs):
+    """-> groups in the order of the runs, each {"name", "runs"}: a recipe's runs of several seeds together; runs that differ in more
+    apart, called by recipe and folder."""
+    def key(r):
+        return r["options"]["recipe"], tuple(sorted((k, str(v)) for k, v in r["options"].items() if k not in MAY_DIFFER))
+    groups = []
     for r in runs:
-        recipe = r["options"]["recipe"]
-        r["name"] = recipe if recipes.count(recipe) == 1 else f"{recipe} ({os.path.basename(os.path.normpath(r['folder']))})"
+        seeds = [g for g in groups if key(g["runs"][0]) == key(r) and all(o["options"]["seed"] != r["options"]["seed"] for o in g["runs"])]
+        if seeds:
+            seeds[0]["runs"].append(r)
+        else:
+            groups.append({"runs": [r]})
+    recipes = [g["runs"][0]["options"]["recipe"] for g in groups]
+    for g, recipe in zip(groups, recipes):
+        g["name"] = recipe if recipes.count(recipe) == 1 else f"{recipe} ({os.path.basename(os.path.normpath(g['runs'][0]['folder']))})"
+        for r in g["runs"]:
+            r["name"] = g["name"] if len(g["runs"]) == 1 else f"{g['name']}, seed {r['options']['seed']}"
+    return groups
 
 
-def note_differences(runs, base):
+def note_differences(groups, base):
     """Says which options differ, for then the gap is not the recipe's alone."""
-    for r in runs:
+    base = base["runs"][0]
+    for r in (g["runs"][0] for g in groups):
         for key, value in r["options"].items():
             if key not in MAY_DIFFER and value != base["options"].get(key):
                 print(f"note: {r['name']} was run with --{key} {value}, {base['name']} with {base['options'].get(key)}: the gap is not the recipe's alone")
@@ -74,31 +96,50 @@ def compare_at(runs):
     return max(common)
 
 
-def summarize(run, base, tokens):
-    """-> a row of the table. tokens_per_s is the median over steps, evaluations and checkpoints left out."""
-    return {"recipe": run["name"], "val_loss": run["evals"][tokens], "gap": run["evals"][tokens] - base["evals"][tokens],
-            "bits_per_byte": run["bits"][tokens], "tokens_per_s": statistics.median(run["speeds"])}
+def gaps_to(base, group, tokens):
+    """-> the gap of each of a group's runs, to the baseline's run of that seed or to its mean."""
+    mean = statistics.fmean(b["evals"][tokens] for b in base["runs"])
+    same = {b["options"]["seed"]: b["evals"][tokens] for b in base["runs"]}
+    return [r["evals"][tokens] - same.get(r["options"]["seed"], mean) for r in group["runs"]]
+
+
+def summarize(group, base, tokens):
+    """-> a row of the table, means over seeds. spread: of the gaps (the baseline's: of its losses), None of one seed. tokens_per_s: the
+    median over steps, evaluations and checkpoints left out. memory_gib: what the program planned to hold on the device."""
+    runs, gaps = group["runs"], gaps_to(base, group, tokens)
+    spread_of = [r["evals"][tokens] for r in runs] if group is base else gaps
+    bits = [r["bits"][tokens] for r in runs]
+    return {"recipe": group["name"], "seeds": len(runs), "val_loss": statistics.fmean(r["evals"][tokens] for r in runs), "gap": statistics.fmean(gaps),
+            "spread": max(spread_of) - min(spread_of) if len(runs) > 1 else None,
+            "bits_per_byte": None if None in bits else statistics.fmean(bits),
+            "tokens_per_s": statistics.median(s for r in runs for s in r["speeds"]),
+            "memory_gib": None if runs[0]["memory"] is None else runs[0]["memory"] / 2**30}
+
+
+def cell(value, form):
+    return "-" if value is None else format(value, form)
 
 
 def print_table(rows, base, unigram):
-    width = max([len(r["recipe"]) for r in rows] + [len("unigram entropy")])
-    print(f"{'recipe':<{width}}  {'val loss':>8}  {'gap':>8}  {'bits/byte':>9}  {'tokens/s':>9}")
+    width, seeds = max([len(r["recipe"]) for r in rows] + [len("unigram entropy")]), any(r["seeds"] > 1 for r in rows)
+    several = f"  {'seeds':>5}  {'spread':>7}" if seeds else ""
+    print(f"{'recipe':<{width}}  {'val loss':>8}  {'gap':>8}{several}  {'bits/byte':>9}  {'tokens/s':>9}  {'memory GiB':>10}")
     for r in rows:
+        several = f"  {r['seeds']:5d}  {cell(r['spread'], '7.4f'):>7}" if seeds else ""
         gap = "-" if r["recipe"] == base["name"] else f"{r['gap']:+.4f}"
-        bits = "-" if r["bits_per_byte"] is None else f"{r['bits_per_byte']:.4f}"
-        print(f"{r['recipe']:<{width}}  {r['val_loss']:8.4f}  {gap:>8}  {bits:>9}  {r['tokens_per_s']:9.0f}")
+        print(f"{r['recipe']:<{width}}  {r['val_loss']:8.4f}  {gap:>8}{several}  {cell(r['bits_per_byte'], '.4f'):>9}  {r['tokens_per_s']:9.0f}  "
+              f"{cell(r['memory_gib'], '.2f'):>10}")
     if unigram:
         print(f"{'unigram entropy':<{width}}  {unigram:8.4f}  (of the validation text: the loss of a model that knows token frequencies only)")
 
 
 def write_summary(rows, path):
-    def number(value, digits):
-        return "" if value is None else f"{value:.{digits}f}"
+    digits = {"val_loss": ".6f", "gap": ".6f", "spread": ".6f", "bits_per_byte": ".6f", "tokens_per_s": ".1f", "memory_gib": ".3f", "seeds": "d", "recipe": "s"}
     with open(path, "w", newline="", encoding="utf-8") as f:
         writer = csv.writer(f, lineterminator="\n")
-        writer.writerow(["recipe", "val_loss", "gap", "bits_per_byte", "tokens_per_s"])
+        writer.writerow(COLUMNS)
         for r in rows:
-            writer.writerow([r["recipe"], number(r["val_loss"], 6), number(r["gap"], 6), number(r["bits_per_byte"], 6), number(r["tokens_per_s"], 1)])
+            writer.writerow(["" if r[c] is None else format(r[c], digits[c]) for c in COLUMNS])
     print(f"wrote {path}")
 
 
@@ -110,74 +151,6 @@ def write_samples(runs, path):
                 text = f"{r['name']}, after step {r['sample'][0]}:\n{r['sample'][1].rstrip()}\n"
                 print("\n" + text, end="")
                 f.write(text + "\n")
-    print(f"wrote {path}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The plot
-
-def smooth(values, width):
-    """Running mean over the last `width` values."""
-    out, total = [], 0.0
-    for i, v in enumerate(values):
-        total += v - (values[i - width] if i >= width else 0)
-        out.append(total / min(i + 1, width))
-    return out
-
-
-def plot_losses(axis, runs, colors, unigram, width):
-    for r, color in zip(runs, colors):
-        axis.plot([t / 1e6 for t in r["tokens"]], smooth(r["loss"], width), color=color, lw=1, alpha=0.45)
-        axis.plot([t / 1e6 for t in r["evals"]], r["evals"].values(), color=color, marker="o", ms=3.5, lw=1.5, label=r["name"])
-    if unigram:
-        axis.axhline(unigram, color="gray", ls=":", lw=1.2, label="unigram entropy")
-    # The first steps, at the height of a model that knows nothing, would leave no room for the rest.
-    shown = [v for r in runs for v in smooth(r["loss"], width)[len(r["loss"]) // 20:]] + [v for r in runs for v in r["evals"].values()]
-    low, high = min(shown), max(shown + [unigram or 0])
-    axis.set_ylim(low - 0.05 * (high - low), high + 0.08 * (high - low))
-    axis.set(xlabel="million tokens", ylabel="loss (nats a token)", title=f"Loss: dots validation, thin line training (mean of {width} steps)")
-    axis.legend()
-
-
-def plot_gaps(axis, runs, base, colors, width):
-    base_loss, highest = dict(zip(base["tokens"], base["loss"])), 0.0
-    axis.axhline(0, color="black", lw=1)
-    for r, color in zip(runs, colors):
-        if r is base:
-            continue
-        both = [(t, l - base_loss[t]) for t, l in zip(r["tokens"], r["loss"]) if t in base_loss]
-        axis.plot([t / 1e6 for t, _ in both], smooth([g for _, g in both], width), color=color, lw=1, alpha=0.35)
-        evals = [(t, v - base["evals"][t]) for t, v in r["evals"].items() if t in base["evals"]]
-        axis.plot([t / 1e6 for t, _ in evals], [g for _, g in evals], color=color, marker="o", ms=3.5, lw=1.5, label=f"{r['name']} ({evals[-1][1]:+.4f})")
-        highest = max([highest] + [abs(g) for _, g in evals])
-    axis.set_ylim(-0.5 * highest - 1e-3, 1.5 * highest + 1e-3)
-    axis.set(xlabel="million tokens", ylabel=f"loss minus {base['name']}'s (nats a token)", title=f"Gap to {base['name']} at equal tokens")
-    axis.legend()
-
-
-def plot(runs, base, unigram, path):
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print(f"no {path}: matplotlib is not installed (Debian: apt-get install python3-matplotlib)")
-        return
-    width = max(1, len(base["loss"]) // 40)
-    others = [c for c in plt.get_cmap("tab10").colors if c != plt.get_cmap("tab10").colors[7]]  # gray is the entropy's
-    colors, count = [], 0
-    for r in runs:
-        colors.append("black" if r is base else others[count % len(others)])
-        count += r is not base
-    figure, axes = plt.subplots(1, 2 if len(runs) > 1 else 1, figsize=(11 if len(runs) > 1 else 6, 4.2), squeeze=False)
-    plot_losses(axes[0][0], runs, colors, unigram, width)
-    if len(runs) > 1:
-        plot_gaps(axes[0][1], runs, base, colors, width)
-    for axis in axes[0]:
-        axis.grid(alpha=0.25)
-        axis.title.set_fontsize(10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
     print(f"wrote {path}")
 
 
@@ -197,16 +170,16 @@ def main():
     args = parser.parse_args()
     unigram = read_unigram_entropy(args.meta) if args.meta else None
     runs = [read_run(f) for f in args.runs]
-    name_runs(runs)
-    base = next((r for r in runs if r["options"]["recipe"] == "bf16"), runs[0])
-    note_differences(runs, base)
+    groups = group_runs(runs)
+    base = next((g for g in groups if g["runs"][0]["options"]["recipe"] == "bf16"), groups[0])
+    note_differences(groups, base)
     tokens = compare_at(runs)
-    rows = [summarize(r, base, tokens) for r in runs]
+    rows = [summarize(g, base, tokens) for g in groups]
     print_table(rows, base, unigram)
     try:
         os.makedirs(args.out, exist_ok=True)
         write_summary(rows, os.path.join(args.out, "summary.csv"))
-        plot(runs, base, unigram, os.path.join(args.out, "loss.png"))
+        compare_plot.plot(groups, base, rows, unigram, args.out)
         if any(r["sample"] for r in runs):
             write_samples(runs, os.path.join(args.out, "samples.txt"))
     except OSError as e:

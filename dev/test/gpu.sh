@@ -41,10 +41,10 @@ one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build
 # Training on made text, the same in every revision: bytes, the preset tiny.
 train() { # PROGRAM RECIPE OUT EXTRA...
     local program=$1 recipe=$2 out=$3; shift 3
-    # A calm run, so that the curve tells a fault from chance. The curves of runs that differ by nothing but rounding part: of quartet2,
-    # whose codes flip at the least difference, two on the CPU (200 steps; a run whose activations are moved by a millionth; one
-    # whose activations are rounded to BF16, as on the GPU) by 0.77 and 0.63 % at --lr 5e-4 --batch 8, by up to 4.5 and 1.3 % where there is a spike
-    # (3e-4), and by 0.22 and 0.24 % at the options below; of bf16 by 0.12 %.
+    # A calm run on calm text, so that the curve tells a fault from chance. Curves part by rounding alone, quartet2's most, as its codes flip
+    # at the least difference: on the CPU, a run whose activations are rounded to BF16 (as on the GPU) from one whose activations are not, by 0.63 % at
+    # --lr 5e-4 --batch 8 on this repository's own text, by 1.3 % where there is a spike (3e-4), and by 0.08 % as below; activations
+    # moved by a millionth do the same.
     "$program" --model tiny --recipe "$recipe" --train-data "$tmp/data/train_*.bin" --batch 32 --lr 3e-4 --warmup 0.5 --out "$out" --eval-every 0 --sample-every 0 --save-every 0 --log-every 1 "$@"
 }
 losses() { sed -nE 's/.*"step": ?([0-9]+),.*"loss": ?([0-9.eE+-]+).*/\1 \2/p' "$1/log.jsonl"; }
