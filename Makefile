@@ -31,7 +31,7 @@ NVCCFLAGS = -std=c++17 -O3 -lineinfo $(GENCODES) -Xcompiler "-ffp-contract=off -
             $(if $(REVISION),-DGIT_REVISION=\"$(REVISION)\")
 GPU_LIBS = -lcublasLt -lcublas $(CUDNN_FLAGS) $(subst -Wl$(comma)-rpath$(comma),-Xlinker=-rpath=,$(CJSON_FLAGS))
 
-HEADERS  := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h dev/bench/*.h)
+HEADERS  := $(wildcard llmc/*.h llmc/cpu/*.h dev/test/*.h dev/bench/*.h dev/fuzz/*.[ch])
 CUHEADERS := $(HEADERS) $(wildcard llmc/cuda/*.cuh dev/cuda/*.cuh)
 TESTS    := $(patsubst dev/test/%.c,$(B)/%,$(wildcard dev/test/test_*.c))
 LADDERS  := $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/*.cu))

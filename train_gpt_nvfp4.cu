@@ -5,17 +5,18 @@
 // main() reads top to bottom: options, data, model, loop. A step flows
 //   dataloader -> llama_micro_step (forward, loss, backward; each linear: quantize -> gemm) -> llama_step_end (clip, AdamW)
 //   -> metrics -> maybe evaluation, sample, checkpoint.
-#include <signal.h>
 #ifdef __CUDACC__
 #include "llmc/cuda/backend.cuh"
 #else
 #include "llmc/cpu/backend.h"
 #endif
-#include "llmc/checkpoint.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
+#include "llmc/init_from.h"
+#include "llmc/lock.h"
 #include "llmc/meta.h"
 #include "llmc/metrics.h"
+#include "llmc/saver.h"
 #include "llmc/tokenizer.h"
 
 #define SAMPLE_TEMPERATURE 0.8f
@@ -65,7 +66,7 @@ static void data_close(Data *d) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Model
 
-static void plan_print(const LlamaOptions *o) {
+static double plan_print(const LlamaOptions *o) {  // -> bytes
     MemoryItem items[32];
     const int n = llama_plan(o, items, 32);
     double total = 0;
@@ -73,8 +74,9 @@ static void plan_print(const LlamaOptions *o) {
     printf("memory plan: %.1f MiB\n", total / 1048576);
     for (int i = 0; i < n; i++) printf("  %-44s %10.1f MiB\n", items[i].what, (double)items[i].bytes / 1048576);
     fflush(stdout);
+    return total;
 }
-static Llama *model_create(const RunConfig *c) {
+static Llama *model_create(const RunConfig *c, double *memory_bytes) {
     LlamaOptions o;
     memset(&o, 0, sizeof o);
     o.config = c->llama;
@@ -88,7 +90,7 @@ static Llama *model_create(const RunConfig *c) {
     o.grad_bf16 = (int)c->grad_bf16;
     o.attention = (int)c->attention;
     o.seed = (uint64_t)c->seed;
-    plan_print(&o);
+    *memory_bytes = plan_print(&o);
     return llama_create(&o);
 }
 
@@ -150,8 +152,26 @@ static void sample_text(Llama *model, Data *d, const RunConfig *c, Metrics *log,
 // ---------------------------------------------------------------------------------------------------------------------
 // The loop
 
+// SIGINT, SIGTERM, and SIGUSR1 (what SLURM's --signal sends ahead of the time limit): finish the step, save, end with status 0.
 static volatile sig_atomic_t stop_signal;
 static void on_signal(int number) { stop_signal = number; }
+// Shards are mapped: one that is cut short, or whose disk fails, while the run reads it ends the run with this signal.
+static void on_lost_data(int number) {
+    static const char text[] = "error: a token shard was cut short, or its disk failed, while the run was reading it; check the data, then go on with --resume auto\n";
+    (void)number;
+    if (write(2, text, sizeof text - 1) < 0) _exit(1);  // nobody can be told
+    _exit(1);
+}
+static void catch_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) (void)sigaction(numbers[i], &action, NULL);
+    action.sa_handler = on_lost_data;
+    (void)sigaction(SIGBUS, &action, NULL);
+}
 
 typedef struct {
     const RunConfig *c;
@@ -159,28 +179,36 @@ typedef struct {
     Data *data;
     Metrics log;
     CheckpointState at;            // at.step: optimizer steps done
-    int64_t saved;                 // step of the newest checkpoint, 0: none
+    Saver saver;
 } Run;
 
-// Reads the results of the steps that ended and were not reported yet, up to `done` steps done. A loss that is not finite
-// ends the run: its update was not applied, and the last checkpoint stands.
+// A step whose update was not applied: after NaN or infinity the run ends unless --on-nan skip; an outlier is left out. Many in a
+// row are no spike. Weights and moments are as before the step either way, and the last checkpoint stands.
+static void step_skipped(Run *r, int64_t step, const StepResult *result) {
+    const int stray = step_is_finite(result), many = r->at.window.skipped >= OUTLIER_IN_A_ROW;
+    if (!many && (stray || r->c->on_nan == ON_NAN_SKIP)) {
+        warn("step %lld: loss is %g, gradient norm %g: %s; the update was not applied, the run goes on with the next samples", (long long)step,
+             result->loss, result->grad_norm, stray ? "an outlier" : "not finite");
+        return;
+    }
+    saver_wait(&r->saver);
+    metrics_close(&r->log);
+    char *where = r->saver.saved ? xasprintf("the last good checkpoint is %s/" CHECKPOINT_NAME, r->c->out, (long long)r->saver.saved) : xstrdup("there is no checkpoint yet");
+    fatal("step %lld: loss is %g, gradient norm %g: training stops%s, the update was not applied; %s (try a lower --lr%s)", (long long)step, result->loss,
+          result->grad_norm, many ? " after too many skipped steps in a row" : "", where, r->saver.saved ? ", then --resume it" : " or a longer --warmup");
+}
+// Reads the results of the steps that ended and were not reported yet, up to `done` steps done.
 static void report_steps(Run *r, int64_t *reported, int64_t done) {
     for (; *reported < done; (*reported)++) {
         StepResult result = llama_step_result(r->model);
+        outlier_add(&r->at.window, *reported, result.loss, result.grad_norm, result.finite);
         metrics_step(&r->log, *reported + 1, &result, schedule_lr((ScheduleKind)r->c->schedule, *reported, r->c->steps, r->c->warmup_steps, r->c->lr, r->c->min_lr));
-        if (!result.finite) {
-            metrics_close(&r->log);
-            if (r->saved) fatal("step %lld: loss is %g, gradient norm %g: training stops, the update was not applied; the last good checkpoint is %s/step_%08lld (try a lower --lr, then --resume it)",
-                                (long long)*reported + 1, result.loss, result.grad_norm, r->c->out, (long long)r->saved);
-            fatal("step %lld: loss is %g, gradient norm %g: training stops, the update was not applied; there is no checkpoint yet (try a lower --lr or a longer --warmup)",
-                  (long long)*reported + 1, result.loss, result.grad_norm);
-        }
+        if (!result.finite) step_skipped(r, *reported + 1, &result);
     }
 }
 static void save(Run *r) {
-    if (r->saved == r->at.step) return;
-    checkpoint_save(r->c->out, r->model, r->c, &r->at);
-    r->saved = r->at.step;
+    if (r->saver.saved == r->at.step || (r->saver.busy && r->saver.copy.state.step == r->at.step)) return;
+    saver_start(&r->saver, r->model, r->c, &r->at, r->log.fd);
 }
 static int due(int64_t interval, int64_t done) { return interval > 0 && done % interval == 0; }
 
@@ -212,8 +240,13 @@ static void train(Run *r) {
             llama_micro_step(r->model, micro, r->data->tokens, r->data->targets);
             r->at.next_sample += c->batch;
         }
+#ifndef __CUDACC__
+        const OutlierLimits limits = outlier_limits(&r->at.window, step, LLAMA_STEP_LAG, c->outlier_z);
+        llama_step_limits(r->model, limits.loss, limits.norm);
+#endif
         const AdamWOptions adamw = config_adamw(c, step);
         llama_step_end(r->model, &adamw);
+        saver_poll(&r->saver);
         const int64_t done = r->at.step = step + 1;
         const int pause = due(c->eval_every, done) || due(c->sample_every, done) || due(c->save_every, done) || done == c->steps || stop_signal;
         report_steps(r, &reported, pause ? done : done - LLAMA_STEP_LAG);
@@ -223,28 +256,56 @@ static void train(Run *r) {
     report_steps(r, &reported, r->at.step);
 }
 
+// The run's folder, locked, with room for its checkpoints. One that is not there yet is made only now that all else was found good.
+static void output_claim(Run *r, int locked) {
+    const RunConfig *c = r->c;
+    const ParamTable *params = llama_params(r->model);
+    char error[ERROR_TEXT];
+    checkpoint_check_space(c->out, c, params, r->at.step);
+    if (!locked) {
+        if (folder_create(c->out, error, sizeof error) != 0) fatal("%s; use another --out", error);
+        lock_take(c->out);
+        CheckpointList list = checkpoint_list(c->out);
+        if (list.count) fatal("%s: another run began there at the same moment; use another --out", c->out);
+    }
+    saver_init(&r->saver, c->out, r->at.step);
+    if (c->save_every == 0) return;
+    checkpoint_copy_reserve(&r->saver.copy, params, c);
+    printf("checkpoints of %.1f MiB every %lld steps, up to %lld at a time; as much host memory to write them from\n",
+           (double)checkpoint_bytes(params, c) / 1048576, (long long)c->save_every, (long long)checkpoint_most(c, r->at.step));
+}
+
 int main(int argc, char **argv) {
     static RunConfig c;
     static Data data;
     static Run run;
     config_parse(&c, argc, argv);
+#ifdef __CUDACC__
+    if (c.outlier_z > 0) fatal_usage("--outlier-z: the GPU program has no limits a step yet; use --clip, and --on-nan skip for NaN");
+#endif
+    catch_signals();
     data_open(&data, &c);
     config_print(&c, stdout);
 
-    Llama *model = model_create(&c);
+    MetricsInfo info;
+    memset(&info, 0, sizeof info);
+    Llama *model = model_create(&c, &info.memory_bytes);
     run.c = &c; run.model = model; run.data = &data;
     run.at.data_fingerprint = dataloader_fingerprint(&data.train);
     run.at.val_loss = NAN;
     char checkpoint[4096];
+    const int locked = lock_take_if_there(c.out);
+    if (locked) checkpoint_tidy(c.out);
     if (checkpoint_find(c.resume, c.out, checkpoint, sizeof checkpoint)) {
         checkpoint_load(checkpoint, model, &c, &run.at);
-        run.saved = run.at.step;
         printf("resumed from %s: step %lld of %lld\n", checkpoint, (long long)run.at.step, (long long)c.steps);
-    } else llama_init(model);
+    } else {
+        llama_init(model);
+        if (c.init_from[0]) init_from(c.init_from, model, &c);
+    }
 
+    output_claim(&run, locked);
     const ParamTable *params = llama_params(model);
-    MetricsInfo info;
-    memset(&info, 0, sizeof info);
     info.device = llama_device_name(model);
     info.peak_flops = llama_peak_flops(model);
     info.flops_per_token = llama_flops_per_token(&c.llama, params);
@@ -253,14 +314,12 @@ int main(int argc, char **argv) {
     info.ranks = 1;
     metrics_open(&run.log, &c, &info, run.at.step, 0);
 
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
     train(&run);
-    if (stop_signal) {
-        save(&run);
-        printf("stopped by signal %d after step %lld; go on with the same command and --resume auto\n", (int)stop_signal, (long long)run.at.step);
-    }
+    if (stop_signal) save(&run);
+    saver_free(&run.saver);
     metrics_close(&run.log);
+    if (run.at.step == c.steps) printf("run complete: %lld of %lld steps\n", (long long)run.at.step, (long long)c.steps);
+    else printf("stopped by signal %d after step %lld; go on with the same command and --resume auto\n", (int)stop_signal, (long long)run.at.step);
     llama_free(model);
     data_close(&data);
     return 0;

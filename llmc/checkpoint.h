@@ -9,6 +9,7 @@
 #define LLMC_CHECKPOINT_H
 
 #include "config.h"
+#include "outlier.h"
 #include "safetensors.h"
 
 typedef struct {
@@ -16,6 +17,7 @@ typedef struct {
     int64_t next_sample;             // global index of the first sample not yet trained on
     uint64_t data_fingerprint;       // of the training data
     double val_loss;                 // last evaluation, NaN: none
+    OutlierWindow window;            // what --outlier-z compares the next steps with
 } CheckpointState;
 
 #define CHECKPOINT_NAME "step_%08lld"
@@ -54,7 +56,6 @@ typedef struct {
     enum LlamaState state;
     int dtype;
     SafeTensor *tensors; int count;
-    SafeWriter *writer;
     const SafeFile *file;
     float *values;                   // of the whole parameter that the tensor is a part of
     char *error; size_t error_size;
@@ -66,18 +67,6 @@ FN int tensor_describe(void *context, const Param *p, const HfPart *part, const 
     if (part->is_vector) safe_describe(&x->tensors[x->count++], name, x->dtype, part->cols, 0);
     else safe_describe(&x->tensors[x->count++], name, x->dtype, part->rows, part->cols);
     return 0;
-}
-FN int tensor_save(void *context, const Param *p, const HfPart *part, const char *name) {
-    TensorPass *x = (TensorPass *)context;
-    const float *values = x->values + part->row * part->cols;
-    const int64_t count = part->rows * part->cols;
-    if (part->row == 0) llama_read(x->m, x->state, p, x->values);
-    if (x->dtype == SAFE_BF16)
-        for (int64_t i = 0; i < count; i++)
-            if (bf16_round(values[i]) != values[i] && values[i] == values[i])
-                fatal("%s: value %lld is %.9g, which BF16 cannot hold: this is a bug, resuming would not be exact",
-                      name, (long long)i, (double)values[i]);
-    return safetensors_append(x->writer, values, count);
 }
 FN int tensor_load(void *context, const Param *p, const HfPart *part, const char *name) {
     TensorPass *x = (TensorPass *)context;
@@ -92,28 +81,78 @@ FN int tensor_load(void *context, const Param *p, const HfPart *part, const char
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving
 
+// What a checkpoint is written from: the model's states copied to host memory, so that training can go on meanwhile.
+enum { CHECKPOINT_STATES = 3 };
+static const enum LlamaState CHECKPOINT_STATE[CHECKPOINT_STATES] = {LLAMA_PARAMS, LLAMA_ADAM_M, LLAMA_ADAM_V};
+
+typedef struct {
+    RunConfig config;
+    CheckpointState state;
+    const ParamTable *params;        // the model's: a copy must not outlive it
+    void *values[CHECKPOINT_STATES]; // as they will lie in the file: its dtype, its order, no padding; NULL before the first copy
+} CheckpointCopy;
+
+FN int checkpoint_model_dtype(const RunConfig *c) { return c->master_fp32 ? SAFE_F32 : SAFE_BF16; }
+
+// One state of the model into `to`. Hugging Face's tensors are runs of rows of ours in order, so the file's values are ours
+// without padding.
+FN void checkpoint_copy_state(Llama *m, enum LlamaState state, int dtype, void *to, float *buffer) {
+    const ParamTable *t = llama_params(m);
+    int64_t at = 0;
+    for (int i = 0; i < t->count; at += t->params[i++].count) {
+        const Param *p = &t->params[i];
+        if (dtype == SAFE_F32) { llama_read(m, state, p, (float *)to + at); continue; }
+        llama_read(m, state, p, buffer);
+        for (int64_t j = 0; j < p->count; j++) {
+            const uint16_t stored = bf16_encode(buffer[j]);
+            if (bf16_decode(stored) != buffer[j] && buffer[j] == buffer[j])
+                fatal("%s: value %lld is %.9g, which BF16 cannot hold: this is a bug, resuming would not be exact",
+                      p->name, (long long)j, (double)buffer[j]);
+            ((uint16_t *)to)[at + j] = stored;
+        }
+    }
+}
+FN int checkpoint_state_dtype(const RunConfig *c, int state) { return state == 0 ? checkpoint_model_dtype(c) : SAFE_F32; }
+
+// Takes the memory for copies, 10 bytes a parameter (12 with float32 masters), all of it at once, so that a machine that lacks
+// it says so at the start and not at the first save. checkpoint_copy_free() returns it.
+FN void checkpoint_copy_reserve(CheckpointCopy *k, const ParamTable *params, const RunConfig *c) {
+    for (int i = 0; i < CHECKPOINT_STATES; i++)
+        if (!k->values[i]) k->values[i] = xcalloc((size_t)llama_param_count(params), (size_t)SAFE_DTYPES[checkpoint_state_dtype(c, i)].bytes);
+}
+// Copies what a checkpoint needs.
+FN void checkpoint_copy(CheckpointCopy *k, Llama *m, const RunConfig *c, const CheckpointState *s) {
+    float *buffer = checkpoint_buffer(llama_params(m));
+    k->config = *c; k->state = *s; k->params = llama_params(m);
+    checkpoint_copy_reserve(k, k->params, c);
+    for (int i = 0; i < CHECKPOINT_STATES; i++)
+        checkpoint_copy_state(m, CHECKPOINT_STATE[i], checkpoint_state_dtype(c, i), k->values[i], buffer);
+    free(buffer);
+}
+FN void checkpoint_copy_free(CheckpointCopy *k) {
+    for (int i = 0; i < CHECKPOINT_STATES; i++) free(k->values[i]);
+    memset(k, 0, sizeof *k);
+}
+
 typedef struct { int64_t bytes; uint32_t crc; } FileSum;
 
 // The states as one safetensors file. 0, or -1 with the reason.
-FN int checkpoint_write_tensors(const char *path, Llama *m, const LlamaConfig *c, int optimizer, int dtype, FileSum *sum, char *error, size_t size) {
-    const ParamTable *t = llama_params(m);
+FN int checkpoint_write_tensors(const char *path, const CheckpointCopy *k, int optimizer, FileSum *sum, char *error, size_t size) {
     const int states = optimizer ? 2 : 1;
     SafeWriter w;
     TensorPass x;
     memset(&x, 0, sizeof x);
-    x.m = m; x.dtype = dtype; x.writer = &w;
-    x.tensors = (SafeTensor *)xcalloc((size_t)t->count * 3 * (size_t)states, sizeof(SafeTensor));
-    x.values = checkpoint_buffer(t);
+    x.dtype = optimizer ? SAFE_F32 : checkpoint_model_dtype(&k->config);
+    x.tensors = (SafeTensor *)xcalloc((size_t)k->params->count * 3 * (size_t)states, sizeof(SafeTensor));
     for (int i = 0; i < states; i++)
-        (void)checkpoint_each_tensor(c, t, optimizer ? CHECKPOINT_OPTIMIZER[i].prefix : CHECKPOINT_MODEL[i].prefix, tensor_describe, &x);
+        (void)checkpoint_each_tensor(&k->config.llama, k->params, optimizer ? CHECKPOINT_OPTIMIZER[i].prefix : CHECKPOINT_MODEL[i].prefix, tensor_describe, &x);
     int rc = safetensors_begin(&w, path, x.tensors, x.count, error, size);
-    for (int i = 0; i < states && rc == 0; i++) {
-        x.state = optimizer ? CHECKPOINT_OPTIMIZER[i].state : CHECKPOINT_MODEL[i].state;
-        rc = checkpoint_each_tensor(c, t, "", tensor_save, &x);
+    for (int i = 0; i < x.count && rc == 0; i++) {
+        const int state = optimizer ? 1 + i / (x.count / 2) : 0, first = optimizer ? (state - 1) * (x.count / 2) : 0;
+        rc = safetensors_append_stored(&w, (const char *)k->values[state] + x.tensors[i].begin - x.tensors[first].begin, x.tensors[i].count);
     }
     if (safetensors_end(&w) != 0) rc = -1;
     sum->bytes = w.file.size; sum->crc = w.file.crc;
-    free(x.values);
     free(x.tensors);
     return rc;
 }
@@ -167,6 +206,7 @@ FN char *checkpoint_trainer_text(const RunConfig *c, const CheckpointState *s, c
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)s->data_fingerprint);
     json_add_text(j, "data_fingerprint", hex);
     json_add_number(j, "val_loss", s->val_loss);  // NaN: null
+    json_add(j, "outliers", outlier_to_json(&s->window));
     json_add(j, "options", config_to_json(c));
     json_add(j, "model", config_model_to_json(&c->llama));
     for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
@@ -188,19 +228,19 @@ FN char *checkpoint_trainer_text(const RunConfig *c, const CheckpointState *s, c
     return text;
 }
 // Fills the folder. 0, or -1 with the reason.
-FN int checkpoint_write_folder(const char *folder, Llama *m, const RunConfig *c, const CheckpointState *s, char *error, size_t size) {
+FN int checkpoint_write_folder(const char *folder, const CheckpointCopy *k, char *error, size_t size) {
     char path[PATH_TEXT], *text;
     FileSum sums[CHECKPOINT_FILE_COUNT], own;
     path_join(path, folder, CHECKPOINT_FILES[0]);
-    if (checkpoint_write_tensors(path, m, &c->llama, 0, c->master_fp32 ? SAFE_F32 : SAFE_BF16, &sums[0], error, size) != 0) return -1;
+    if (checkpoint_write_tensors(path, k, 0, &sums[0], error, size) != 0) return -1;
     path_join(path, folder, CHECKPOINT_FILES[1]);
-    text = checkpoint_hf_config(&c->llama, (int)c->master_fp32);
+    text = checkpoint_hf_config(&k->config.llama, (int)k->config.master_fp32);
     int rc = checkpoint_write_text(path, text, &sums[1], error, size);
     free(text);
     path_join(path, folder, CHECKPOINT_FILES[2]);
-    if (rc != 0 || checkpoint_write_tensors(path, m, &c->llama, 1, SAFE_F32, &sums[2], error, size) != 0) return -1;
+    if (rc != 0 || checkpoint_write_tensors(path, k, 1, &sums[2], error, size) != 0) return -1;
     path_join(path, folder, "trainer.json");
-    text = checkpoint_trainer_text(c, s, sums);
+    text = checkpoint_trainer_text(&k->config, &k->state, sums);
     rc = checkpoint_write_text(path, text, &own, error, size);
     free(text);
     return rc == 0 ? folder_sync(folder, error, size) : -1;
@@ -246,41 +286,76 @@ FN void checkpoint_path(char *path, const char *out, const char *prefix, int64_t
     snprintf(name, sizeof name, "%s" CHECKPOINT_NAME, prefix, (long long)step);
     path_join(path, out, name);
 }
-// Removes all but the newest `keep` of the checkpoints up to `step`. Those of later steps, left by a run that went back,
-// are not touched.
-FN void checkpoint_prune(const char *out, int64_t step, int64_t keep) {
+// Removes all but the newest `keep` of the checkpoints up to `step`, and those of every `keep_every`-th step (0: none). Those of
+// later steps, left by a run that went back, are not touched.
+FN void checkpoint_prune(const char *out, int64_t step, int64_t keep, int64_t keep_every) {
     CheckpointList list = checkpoint_list(out);
     int64_t kept = 0;
     for (int i = 0; i < list.count; i++) {
         char path[PATH_TEXT], error[ERROR_TEXT];
-        if (list.steps[i] > step || kept++ < keep) continue;
+        if (list.steps[i] > step || kept++ < keep || (keep_every > 0 && list.steps[i] % keep_every == 0)) continue;
         checkpoint_path(path, out, "", list.steps[i]);
         if (folder_remove(path, error, sizeof error) != 0) warn("%s; this old checkpoint stays", error);
     }
     free(list.steps);
 }
-// Writes OUT/step_XXXXXXXX of s->step, then removes the oldest beyond --keep. Whatever fails is fatal: one line, the
-// checkpoints before it untouched.
-FN void checkpoint_save(const char *out, Llama *m, const RunConfig *c, const CheckpointState *s) {
-    char part[PATH_TEXT], path[PATH_TEXT], old[PATH_TEXT], error[ERROR_TEXT], ignored[ERROR_TEXT];
-    struct stat st;
-    checkpoint_path(part, out, ".tmp-", s->step);
-    checkpoint_path(path, out, "", s->step);
-    checkpoint_path(old, out, ".old-", s->step);
-    if (stat(part, &st) == 0 && folder_remove(part, error, sizeof error) != 0) fatal("%s; remove it by hand", error);
-    if (stat(old, &st) == 0 && folder_remove(old, error, sizeof error) != 0) fatal("%s; remove it by hand", error);
-    if (folder_create(part, error, sizeof error) != 0) fatal("%s; use another --out", error);
-    if (checkpoint_write_folder(part, m, c, s, error, sizeof error) != 0) {
-        (void)folder_remove(part, ignored, sizeof ignored);  // the first error is the one to tell
-        fatal("%s; no checkpoint was written for step %lld, those before it are untouched", error, (long long)s->step);
-    }
-    // A folder of that name, broken or of a run that went back, makes room only now.
+// The folder `part`, complete, takes its name. One of that name, broken or of a run that went back, makes room only now.
+FN int checkpoint_publish(const char *out, const char *part, const char *path, const char *old, char *error, size_t size) {
+    char ignored[ERROR_TEXT];
     const int replaces = rename(path, old) == 0;
-    if (!replaces && errno != ENOENT) fatal("%s: cannot rename to %s: %s", path, old, strerror(errno));
-    if (rename(part, path) != 0) fatal("%s: cannot rename to %s: %s", part, path, strerror(errno));
-    if (folder_sync(out, error, sizeof error) != 0) fatal("%s", error);
-    if (replaces && folder_remove(old, error, sizeof error) != 0) warn("%s", error);
-    checkpoint_prune(out, s->step, c->keep);
+    if (!replaces && errno != ENOENT) return set_error(error, size, "%s: cannot rename to %s: %s", path, old, strerror(errno));
+    if (rename(part, path) != 0) {
+        set_error(error, size, "%s: cannot rename to %s: %s", part, path, strerror(errno));
+        if (replaces) (void)rename(old, path);
+        return -1;
+    }
+    if (folder_sync(out, error, size) != 0) return -1;
+    if (replaces && folder_remove(old, ignored, sizeof ignored) != 0) warn("%s", ignored);
+    return 0;
+}
+// Writes OUT/step_XXXXXXXX of the copy, then removes those beyond --keep. 0, or -1 with the reason in one line, the checkpoints
+// before it untouched. May run in another thread than the one that trains.
+FN int checkpoint_write(const char *out, const CheckpointCopy *k, char *error, size_t size) {
+    char part[PATH_TEXT], path[PATH_TEXT], old[PATH_TEXT], why[ERROR_TEXT] = "", ignored[ERROR_TEXT];
+    struct stat st;
+    checkpoint_path(part, out, ".tmp-", k->state.step);
+    checkpoint_path(path, out, "", k->state.step);
+    checkpoint_path(old, out, ".old-", k->state.step);
+    if ((stat(part, &st) == 0 && folder_remove(part, why, sizeof why) != 0) || (stat(old, &st) == 0 && folder_remove(old, why, sizeof why) != 0))
+        return set_error(error, size, "%s; remove it by hand", why);
+    if (folder_create(part, why, sizeof why) != 0) return set_error(error, size, "%s; use another --out", why);
+    if (checkpoint_write_folder(part, k, why, sizeof why) != 0 || checkpoint_publish(out, part, path, old, why, sizeof why) != 0) {
+        (void)folder_remove(part, ignored, sizeof ignored);  // the first error is the one to tell
+        return set_error(error, size, "%s; no checkpoint was written for step %lld, those before it are untouched", why, (long long)k->state.step);
+    }
+    checkpoint_prune(out, k->state.step, k->config.keep, k->config.keep_every);
+    return 0;
+}
+// The same at once, of the model as it is now. Whatever fails is fatal.
+FN void checkpoint_save(const char *out, Llama *m, const RunConfig *c, const CheckpointState *s) {
+    char error[ERROR_TEXT];
+    CheckpointCopy k;
+    memset(&k, 0, sizeof k);
+    checkpoint_copy(&k, m, c, s);
+    if (checkpoint_write(out, &k, error, sizeof error) != 0) fatal("%s", error);
+    checkpoint_copy_free(&k);
+}
+// What a run that died in the middle of a save left in OUT: half-written folders go, and one that had made room for a newer one
+// that did not come takes its name again. Only the holder of OUT's lock may call it.
+FN void checkpoint_tidy(const char *out) {
+    DIR *d = opendir(out);
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        char from[PATH_TEXT], path[PATH_TEXT], error[ERROR_TEXT];
+        long long step = -1;
+        const int part = sscanf(e->d_name, ".tmp-step_%15lld", &step) == 1, old = !part && sscanf(e->d_name, ".old-step_%15lld", &step) == 1;
+        if ((!part && !old) || step < 0) continue;
+        checkpoint_path(from, out, part ? ".tmp-" : ".old-", step);
+        checkpoint_path(path, out, "", step);
+        if (strcmp(strrchr(from, '/') + 1, e->d_name) != 0) continue;
+        if (old && access(path, F_OK) != 0 && rename(from, path) == 0) continue;
+        if (folder_remove(from, error, sizeof error) != 0) warn("%s; it was left by a run that died while saving", error);
+    }
+    if (d) closedir(d);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -314,7 +389,7 @@ FN int checkpoint_read_state(const char *where, const cJSON *j, CheckpointState 
     s->data_fingerprint = strtoull(hex, NULL, 16);
     const cJSON *loss = json_get(j, "val_loss");
     s->val_loss = loss && cJSON_IsNumber(loss) ? loss->valuedouble : NAN;
-    return 0;
+    return outlier_from_json(json_get(j, "outliers"), where, &s->window, error, size);
 }
 // Whether the folder is a whole, unchanged checkpoint: every file's size and checksum. 0, or -1 with the reason.
 FN int checkpoint_verify(const char *folder, CheckpointState *s, char *error, size_t size) {
@@ -402,7 +477,7 @@ FN cJSON *json_reread(cJSON *j) {
 FN void checkpoint_compare_run(const char *path, const cJSON *trainer, const RunConfig *c, const CheckpointState *then, uint64_t fingerprint) {
     static const char *const shape[] = {"layers", "width", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "norm_eps", "rope_theta"};
     static const char *const fixed[] = {"seed", "total-batch", "master-weights"};
-    static const char *const free_[] = {"recipe", "bf16-layers", "batch", "steps", "lr", "warmup", "schedule", "min-lr", "weight-decay", "beta1", "beta2", "adam-eps", "clip"};
+    static const char *const free_[] = {"recipe", "bf16-layers", "batch", "steps", "lr", "warmup", "schedule", "min-lr", "weight-decay", "beta1", "beta2", "adam-eps", "clip", "on-nan", "outlier-z"};
     cJSON *options = json_reread(config_to_json(c)), *model = json_reread(config_model_to_json(&c->llama));
     const cJSON *was = json_get(trainer, "options");
     checkpoint_compare(path, json_get(trainer, "model"), model, shape, (int)(sizeof shape / sizeof shape[0]), 1);

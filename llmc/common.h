@@ -22,13 +22,27 @@
 // Every function of a header-only module is static: FN says so, and that a program need not use them all.
 #define FN static MAYBE_UNUSED
 
+// Names from files end up in messages: a control character among them (a newline, the escape that begins a terminal's commands,
+// their eight-bit forms U+0080 to U+009F) becomes '?', so that a message is one line and only text.
+FN void text_one_line(char *text) {
+    for (unsigned char *p = (unsigned char *)text; *p; p++) {
+        const int eight_bit = p[0] == 0xC2 && p[1] >= 0x80 && p[1] < 0xA0;
+        if (eight_bit) p[1] = '?';
+        if (eight_bit || *p < 0x20 || *p == 0x7F) *p = '?';
+    }
+}
+PRINTF_LIKE(2, 0)
+static void message_v(const char *kind, const char *format, va_list args) {
+    char text[8192];
+    vsnprintf(text, sizeof text, format, args);
+    text_one_line(text);
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", kind, text);
+    fflush(stderr);
+}
 PRINTF_LIKE(3, 0)
 static void die_v(int status, const char *kind, const char *format, va_list args) {
-    fflush(stdout);
-    fprintf(stderr, "%s: ", kind);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    fflush(stderr);
+    message_v(kind, format, args);
     exit(status);
 }
 // Bad input or a failed machine: exit status 1.
@@ -50,10 +64,7 @@ static void fatal_usage(const char *format, ...) {
 PRINTF_LIKE(1, 2)
 static void warn(const char *format, ...) {
     va_list args; va_start(args, format);
-    fflush(stdout);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    message_v("warning", format, args);
     va_end(args);
 }
 

@@ -20,6 +20,7 @@ typedef struct RunConfig {
     char model[OPTION_TEXT];         // a preset's name or a JSON file
     LlamaConfig llama;               // resolved: preset or file, then --seq and --tied
     int64_t tied;                    // 1: lm_head is the embedding
+    char init_from[OPTION_TEXT];     // a folder of Hugging Face's layout with the initial weights, "": from the seed
     char recipe[OPTION_TEXT];        // a row of recipe.h
     int64_t bf16_layers;             // the last so many layers are not quantized
     int64_t master_fp32;             // master weights in float32, not in BF16 with stochastic rounding
@@ -37,9 +38,11 @@ typedef struct RunConfig {
     int64_t schedule;                // ScheduleKind
     double beta1, beta2, adam_eps, weight_decay, clip;    // clip 0: no clipping
     int64_t seed;
+    int64_t on_nan;                  // OnNan
+    double outlier_z;                // deviations above the mean from which a step is skipped, 0: none is
     // output; an interval of 0 means never
     char out[OPTION_TEXT];
-    int64_t log_every, eval_every, eval_tokens, sample_every, sample_tokens, save_every, keep;
+    int64_t log_every, eval_every, eval_tokens, sample_every, sample_tokens, save_every, keep, keep_every;
     int64_t quant_stats;             // steps between measurements of what quantization does
     char resume[OPTION_TEXT];        // "none", "auto" or a checkpoint's folder
     char config_file[OPTION_TEXT];   // --config, "" without
@@ -52,12 +55,15 @@ typedef struct RunConfig {
 // ---------------------------------------------------------------------------------------------------------------------
 // The table. The command line, --config and --help read these rows; the order is that of --help.
 
+enum OnNan { ON_NAN_STOP, ON_NAN_SKIP };
+
 #define FIELD(f) offsetof(RunConfig, f)
 #define MANY 4e9                     // steps are 32-bit in the random words' addresses
 static const Option CONFIG_TABLE[] = {
     {"Model", "model", OPTION_STRING, FIELD(model), "tiny", 0, 0, NULL, "NAME|FILE", "tiny 30M 50M 100M 200M 560M 1.9B, or a JSON file (own keys or Hugging Face's)"},
     {"Model", "tied", OPTION_BOOL, FIELD(tied), NULL, 0, 0, NULL, NULL, "lm_head is the embedding [the model's]"},
     {"Model", "recipe", OPTION_STRING, FIELD(recipe), "quartet2", 0, 0, NULL, "NAME", "how linear layers compute; listed below"},
+    {"Model", "init-from", OPTION_STRING, FIELD(init_from), "", 0, 0, NULL, "FOLDER", "initial weights: a Hugging Face Llama checkpoint of the model's shape [the seed]"},
     {"Model", "bf16-layers", OPTION_INTEGER, FIELD(bf16_layers), "0", 0, 1024, NULL, "N", "the last N layers keep BF16 linears, whatever the recipe"},
     {"Model", "recompute", OPTION_CHOICE, FIELD(recompute), "norm", 0, 0, "norm|none|mlp|block", NULL, "GPU: what backward makes again to save memory"},
     {"Model", "master-weights", OPTION_CHOICE, FIELD(master_fp32), "bf16", 0, 0, "bf16|fp32", NULL, "bf16: stochastic rounding in AdamW"},
@@ -80,6 +86,8 @@ static const Option CONFIG_TABLE[] = {
     {"Optimizer", "adam-eps", OPTION_REAL, FIELD(adam_eps), "1e-8", 1e-30, 1, NULL, "X", "AdamW's epsilon"},
     {"Optimizer", "clip", OPTION_REAL, FIELD(clip), "1", 0, 1e9, NULL, "X", "largest gradient norm; 0: no clipping"},
     {"Optimizer", "seed", OPTION_INTEGER, FIELD(seed), "1", 0, JSON_INTEGER_MAX, NULL, "N", "of initial values, order of data, and rounding"},
+    {"Optimizer", "on-nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", NULL, "loss or gradient norm NaN or infinite: end the run, or go on without that step"},
+    {"Optimizer", "outlier-z", OPTION_REAL, FIELD(outlier_z), "0", 0, 1e6, NULL, "X", "CPU: skip steps so many deviations above the last 128 in loss or gradient norm; 0: none"},
     {"Output (an interval of 0 means never)", "out", OPTION_STRING, FIELD(out), "runs/default", 0, 0, NULL, "FOLDER", "log.jsonl and checkpoints"},
     {"Output (an interval of 0 means never)", "log-every", OPTION_INTEGER, FIELD(log_every), "1", 0, MANY, NULL, "N", "steps between console lines (log.jsonl has every step)"},
     {"Output (an interval of 0 means never)", "eval-every", OPTION_INTEGER, FIELD(eval_every), "100", 0, MANY, NULL, "N", "steps between evaluations; one more after the last step"},
@@ -88,7 +96,8 @@ static const Option CONFIG_TABLE[] = {
     {"Output (an interval of 0 means never)", "sample-tokens", OPTION_INTEGER, FIELD(sample_tokens), "96", 1, 1 << 20, NULL, "N", "tokens of a sample"},
     {"Output (an interval of 0 means never)", "quant-stats", OPTION_INTEGER, FIELD(quant_stats), "0", 0, MANY, NULL, "N", "steps between measurements of quantization errors, into log.jsonl"},
     {"Output (an interval of 0 means never)", "save-every", OPTION_INTEGER, FIELD(save_every), "0", 0, MANY, NULL, "N", "steps between checkpoints; one more after the last step"},
-    {"Output (an interval of 0 means never)", "keep", OPTION_INTEGER, FIELD(keep), "2", 1, MANY, NULL, "N", "checkpoints to keep"},
+    {"Output (an interval of 0 means never)", "keep", OPTION_INTEGER, FIELD(keep), "2", 1, MANY, NULL, "N", "newest checkpoints to keep"},
+    {"Output (an interval of 0 means never)", "keep-every", OPTION_INTEGER, FIELD(keep_every), "0", 0, MANY, NULL, "N", "keep those of every N-th step for good"},
     {"Output (an interval of 0 means never)", "resume", OPTION_STRING, FIELD(resume), "none", 0, 0, NULL, "none|auto|PATH", "auto: from OUT's newest good checkpoint, if any; PATH: from that one"},
     {"Other", "config", OPTION_STRING, FIELD(config_file), "", 0, 0, NULL, "FILE", "JSON with these names as keys; the command line wins"},
     {"Other", "help", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "this text"},
@@ -141,6 +150,10 @@ FN void config_check_shape(const LlamaConfig *m, const char *where) {
 // Resolving
 
 FN void config_resolve_model(RunConfig *c) {
+    // The folder of --init-from says what model it is.
+    if (c->init_from[0] && config_source(c, "model") == BY_DEFAULT &&
+        snprintf(c->model, sizeof c->model, "%.900s/config.json", c->init_from) != (int)(strlen(c->init_from) + strlen("/config.json")))
+        fatal_usage("--init-from: the folder's name is too long; name the model's config.json by --model");
     const Preset *p = preset_find(c->model);
     c->model_is_file = p == NULL;
     if (p) {

@@ -22,6 +22,7 @@ static int set_error(char *error, size_t size, const char *format, ...) {
     va_list args; va_start(args, format);
     vsnprintf(error, size, format, args);
     va_end(args);
+    text_one_line(error);
     return -1;
 }
 // folder/name into path (PATH_TEXT bytes); too long a path is fatal.
@@ -197,7 +198,25 @@ FN int writer_close(FileWriter *w) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Folders
 
-// Creates a folder and its parents; one that exists is fine. 0 or -1.
+// Makes the names in a folder last: without it a rename may be lost with the power.
+FN int folder_sync(const char *path, char *error, size_t error_size) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return set_error(error, error_size, "%s: cannot open the folder: %s", path, strerror(errno));
+    int rc = fsync(fd);
+    // Some network and FUSE file systems cannot sync a folder and say EINVAL: nothing better is to be had there.
+    if (rc != 0 && errno != EINVAL) set_error(error, error_size, "%s: cannot write the folder to the disk: %s", path, strerror(errno));
+    else rc = 0;
+    close(fd);
+    return rc;
+}
+// Makes the name of a file or folder last: flushes the folder that it lies in. One that may be written but not read cannot be.
+FN int folder_sync_parent(const char *path, char *error, size_t size) {
+    char parent[PATH_TEXT];
+    const char *slash = strrchr(path, '/');
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) + (slash == path) : 1, slash ? path : ".");
+    return access(parent, R_OK) == 0 ? folder_sync(parent, error, size) : 0;
+}
+// Creates a folder and its parents, whose names then last; one that exists is fine. 0 or -1.
 FN int folder_create(const char *path, char *error, size_t error_size) {
     char partial[PATH_TEXT];
     struct stat st;
@@ -211,21 +230,10 @@ FN int folder_create(const char *path, char *error, size_t error_size) {
             int reason = errno;
             if (stat(partial, &st) != 0 || !S_ISDIR(st.st_mode))
                 return set_error(error, error_size, "%s: cannot create the folder: %s", partial, strerror(reason));
-        }
+        } else if (folder_sync_parent(partial, error, error_size) != 0) return -1;
         *p = end;
         if (end == '\0') return 0;
     }
-}
-// Makes the names in a folder last: without it a rename may be lost with the power.
-FN int folder_sync(const char *path, char *error, size_t error_size) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return set_error(error, error_size, "%s: cannot open the folder: %s", path, strerror(errno));
-    int rc = fsync(fd);
-    // Some network and FUSE file systems cannot sync a folder and say EINVAL: nothing better is to be had there.
-    if (rc != 0 && errno != EINVAL) set_error(error, error_size, "%s: cannot write the folder to the disk: %s", path, strerror(errno));
-    else rc = 0;
-    close(fd);
-    return rc;
 }
 // Removes a folder of plain files. A folder within it is not expected and left, with an error. 0 or -1.
 FN int folder_remove(const char *path, char *error, size_t error_size) {

@@ -28,7 +28,7 @@ FN DataMeta meta_read(const char *pattern) {
     FILE *f = fopen(path, "rb");
     if (!f && errno == ENOENT) { free(path); return meta; }
     if (f) fclose(f);
-    cJSON *j = json_read_object(path, 64 << 20, error, sizeof error);
+    cJSON *j = json_read_object(path, 1 << 20, error, sizeof error);
     if (!j || json_integer(j, path, "vocab_size", 1, 1 << 30, &meta.vocab, error, sizeof error) != 0 ||
         json_integer(j, path, "eot_token", 0, meta.vocab - 1, &meta.eot_token, error, sizeof error) != 0 ||
         json_real(j, path, "val_bytes_per_token", 0, 1e6, &meta.val_bytes_per_token, error, sizeof error) != 0)

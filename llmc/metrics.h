@@ -1,7 +1,8 @@
 // metrics.h: what a run says: a console line a step, and OUT/log.jsonl, one JSON object a line.
 //
 // The log's first line is {"run":{"options":{...},"model":{...},...},"machine":{...}}; then come
-//   {"step":N,"tokens":...,"loss":...,"grad_norm":...,"lr":...,"timing":{...}}             a step
+//   {"step":N,"tokens":...,"loss":...,"grad_norm":...,"lr":...,"timing":{...}}             a step; "skipped":"not finite" or
+//                                                                   "outlier" before "timing" when its update was not applied
 //   {"eval":N,"tokens":...,"val_loss":...,"bits_per_byte":...,"timing":{...}}              an evaluation
 //   {"quant":N,"layer":L,"linear":"qkv","forward":{"x":{...},"w":{...}},"dgrad":{...},"wgrad":{...}}   --quant-stats, a linear layer
 //   {"sample":N,"text":"..."}                                                              a text sample
@@ -11,7 +12,6 @@
 #ifndef LLMC_METRICS_H
 #define LLMC_METRICS_H
 
-#include <sys/file.h>
 #include <time.h>
 
 #include "config.h"
@@ -21,6 +21,7 @@ typedef struct {
     double peak_flops;               // llama_peak_flops() x ranks, 0: not known (no MFU then)
     double flops_per_token;          // llama_flops_per_token()
     int64_t params;                  // llama_param_count()
+    double memory_bytes;             // of the model's plan: what it holds on the device (CPU: in main memory), the most at any time
     double bytes_per_token;          // of the validation data, 0: not known (no bits per byte then)
     int ranks;
 } MetricsInfo;
@@ -29,7 +30,7 @@ typedef struct Metrics {
     const RunConfig *c;
     MetricsInfo info;
     int quiet;                       // another rank than the first: writes nothing
-    int fd, lock;                    // of the log and of the folder, -1: closed
+    int fd;                          // of the log, -1: closed
     char path[PATH_TEXT];
     int64_t first, done;             // steps done at the start, and now
     double start, last;              // seconds: when this process began to train, when the last step ended
@@ -114,6 +115,7 @@ FN void log_write_header(Metrics *x) {
     json_add(run, "model", config_model_to_json(&c->llama));
     json_add_number(run, "params", (double)x->info.params);
     json_add_number(run, "flops_per_token", x->info.flops_per_token);
+    json_add_number(run, "memory_bytes", x->info.memory_bytes);
     json_add_number(run, "tokens", (double)c->tokens);
     json_add(line, "run", run);
     json_add(line, "machine", machine_to_json(&x->info, c->out));
@@ -122,13 +124,6 @@ FN void log_write_header(Metrics *x) {
 FN void log_open(Metrics *x, int flags) {
     x->fd = open(x->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | flags, 0666);
     if (x->fd < 0) fatal("%s: cannot open for writing: %s; use another --out", x->path, strerror(errno));
-}
-// Two runs in one folder would mix their logs and checkpoints. The lock goes with the process, however it ends. File systems
-// without locks say another error than EWOULDBLOCK: there the run goes on unguarded.
-FN void folder_lock(Metrics *x) {
-    x->lock = open(x->c->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (x->lock >= 0 && flock(x->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        fatal("%s: another run is writing there; stop it or use another --out", x->c->out);
 }
 // The step that a line is about, 0 for the header, -1 for what is no line of a log.
 FN int64_t log_line_step(const char *text, size_t length) {
@@ -192,17 +187,16 @@ FN void log_set_aside(const char *folder, const char *path) {
 // The interface
 
 // Creates OUT and starts a log, or goes on with the log of the run that was resumed after `resumed_step` steps (0: a fresh
-// start). quiet: another rank than the first, which writes nothing. c must live as long as x.
+// start). The caller holds OUT's lock (lock.h). quiet: another rank than the first, which writes nothing. c must live as long as x.
 FN void metrics_open(Metrics *x, const RunConfig *c, const MetricsInfo *info, int64_t resumed_step, int quiet) {
     char error[ERROR_TEXT];
     memset(x, 0, sizeof *x);
     x->c = c; x->info = *info; x->quiet = quiet;
     x->first = x->done = resumed_step;
     x->val_loss = NAN;
-    x->fd = x->lock = -1;
+    x->fd = -1;
     if (!quiet) {
         if (folder_create(c->out, error, sizeof error) != 0) fatal("%s; use another --out", error);
-        folder_lock(x);
         path_join(x->path, c->out, "log.jsonl");
         int fresh = resumed_step == 0 || log_cut(c->out, x->path, resumed_step) != 0;
         if (fresh) log_set_aside(c->out, x->path);
@@ -235,6 +229,8 @@ FN void metrics_print_step(const Metrics *x, const StepResult *r, double lr) {
            (double)r->loss, (double)r->grad_norm, lr, rate, mfu, eta);
     fflush(stdout);
 }
+// Whether what kept a step's update back was a limit of --outlier-z, not NaN or infinity.
+FN int step_is_finite(const StepResult *r) { return isfinite(r->loss) && isfinite(r->grad_norm); }
 // Step number `done` (the first is 1) ended: its log line, and its console line every --log-every steps and after the last.
 FN void metrics_step(Metrics *x, int64_t done, const StepResult *r, double lr) {
     const double now = clock_seconds(), seconds = now - x->last > 1e-9 ? now - x->last : 1e-9;
@@ -251,6 +247,7 @@ FN void metrics_step(Metrics *x, int64_t done, const StepResult *r, double lr) {
     json_add_float(line, "loss", r->loss);
     json_add_float(line, "grad_norm", r->grad_norm);
     json_add_float(line, "lr", (float)lr);
+    if (!r->finite) json_add_text(line, "skipped", step_is_finite(r) ? "outlier" : "not finite");
     json_add_float(timing, "time_s", (float)(now - x->start));
     json_add_float(timing, "step_s", (float)seconds);
     json_add_float(timing, "tokens_per_s", (float)rate);
@@ -336,8 +333,7 @@ FN void metrics_close(Metrics *x) {
            x->trained > 0 ? tokens / x->trained : 0.0, val, x->path);
     fflush(stdout);
     if (x->fd >= 0 && close(x->fd) != 0) fatal("%s: cannot close: %s", x->path, strerror(errno));
-    if (x->lock >= 0) close(x->lock);
-    x->fd = x->lock = -1;
+    x->fd = -1;
 }
 
 #endif

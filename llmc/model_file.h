@@ -124,6 +124,8 @@ FN int model_read_hf(const char *path, const cJSON *j, ModelFile *f, char *error
     static const struct { const char *key; int row, needed; } keys[] = {
         {"num_hidden_layers", 0, 1}, {"hidden_size", 1, 1}, {"num_attention_heads", 2, 1}, {"vocab_size", 3, 1},
         {"num_key_value_heads", 4, 0}, {"intermediate_size", 5, 1}, {"max_position_embeddings", 6, 0}};
+    const char *twice = json_duplicate_key(j);
+    if (twice) return set_error(error, size, "%s: key \"%s\" is given twice", path, twice);
     if (model_refuse_foreign(path, j, error, size) != 0) return -1;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         const Option *o = &MODEL_TABLE[keys[i].row];

@@ -21,7 +21,7 @@ typedef struct { const char *name; int bytes; } SafeDtype;
 static const SafeDtype SAFE_DTYPES[] = {
     {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
     {"I16", 2}, {"U16", 2}, {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}};
-enum { SAFE_F32, SAFE_BF16, SAFE_DTYPE_COUNT = (int)(sizeof SAFE_DTYPES / sizeof SAFE_DTYPES[0]) };
+enum { SAFE_F32, SAFE_BF16, SAFE_F16, SAFE_DTYPE_COUNT = (int)(sizeof SAFE_DTYPES / sizeof SAFE_DTYPES[0]) };
 
 typedef struct {
     char name[SAFETENSORS_NAME];
@@ -178,23 +178,29 @@ FN const SafeTensor *safetensors_expect(const SafeFile *f, const char *name, int
     }
     return t;
 }
-// Values first .. first+count-1 of a tensor of dtype F32 or BF16 as float32. 0, or -1 with the reason.
+// IEEE half precision: 5 bits of exponent, 10 of mantissa. Exact in float32.
+FN float f16_decode(uint16_t h) {
+    const int exponent = h >> 10 & 31, mantissa = h & 1023;
+    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
+    return h & 0x8000 ? -magnitude : magnitude;
+}
+// Values first .. first+count-1 of a tensor of dtype F32, BF16 or F16 as float32. 0, or -1 with the reason.
 FN int safetensors_read(const SafeFile *f, const SafeTensor *t, int64_t first, int64_t count, float *values, char *error, size_t size) {
     if (first < 0 || count < 0 || first > t->count || count > t->count - first)
         return set_error(error, size, "%s: tensor \"%s\" holds %lld values; %lld from %lld on were asked for",
                          f->path, t->name, (long long)t->count, (long long)count, (long long)first);
     const int64_t at = f->data_start + t->begin + first * SAFE_DTYPES[t->dtype].bytes;
     if (t->dtype == SAFE_F32) return file_read_at(f->fd, f->path, values, count * 4, at, error, size);
-    if (t->dtype != SAFE_BF16)
-        return set_error(error, size, "%s: tensor \"%s\" is %s; only F32 and BF16 can be read as numbers",
+    if (t->dtype != SAFE_BF16 && t->dtype != SAFE_F16)
+        return set_error(error, size, "%s: tensor \"%s\" is %s; only F32, BF16 and F16 can be read as numbers",
                          f->path, t->name, SAFE_DTYPES[t->dtype].name);
-    // BF16 values go into the second half of the buffer, then spread upward from its start: each is read before it is overwritten.
+    // 16-bit values go into the second half of the buffer, then spread upward from its start: each is read before it is overwritten.
     uint16_t *half = (uint16_t *)(void *)values + count;
     if (file_read_at(f->fd, f->path, half, count * 2, at, error, size) != 0) return -1;
     for (int64_t i = 0; i < count; i++) {
         uint16_t b;
         memcpy(&b, half + i, 2);
-        float v = bf16_decode(b);
+        float v = t->dtype == SAFE_F16 ? f16_decode(b) : bf16_decode(b);
         memcpy(values + i, &v, 4);
     }
     return 0;
@@ -251,25 +257,27 @@ FN int safetensors_begin(SafeWriter *w, const char *path, SafeTensor *tensors, i
     free(text);
     return w->file.failed ? -1 : 0;
 }
-// The next `count` values, all of the current tensor. BF16: nearest even. 0 or -1.
-FN int safetensors_append(SafeWriter *w, const float *values, int64_t count) {
+// The next `count` values, all of the current tensor, as the file holds them. 0 or -1.
+FN int safetensors_append_stored(SafeWriter *w, const void *values, int64_t count) {
     if (w->current == w->count || count > w->tensors[w->current].count - w->done)
         fatal("%s: more values than announced: this is a bug", w->file.path);
     const SafeTensor *t = &w->tensors[w->current];
-    if (t->dtype == SAFE_F32) {
-        writer_put(&w->file, values, (size_t)count * 4);
-    } else {
-        uint16_t piece[4096];
-        for (int64_t i = 0; i < count;) {
-            int64_t n = count - i < 4096 ? count - i : 4096;
-            for (int64_t j = 0; j < n; j++) piece[j] = bf16_encode(values[i + j]);
-            writer_put(&w->file, piece, (size_t)n * 2);
-            i += n;
-        }
-    }
+    writer_put(&w->file, values, (size_t)count * (size_t)SAFE_DTYPES[t->dtype].bytes);
     w->done += count;
     if (w->done == t->count) { w->current++; w->done = 0; }
     return w->file.failed ? -1 : 0;
+}
+// The same from float32, for a tensor of dtype F32 or BF16 (nearest even). 0 or -1.
+FN int safetensors_append(SafeWriter *w, const float *values, int64_t count) {
+    if (w->current < w->count && w->tensors[w->current].dtype == SAFE_F32) return safetensors_append_stored(w, values, count);
+    uint16_t piece[4096];
+    int rc = 0;
+    for (int64_t i = 0; i < count && rc == 0; i += 4096) {
+        const int64_t n = count - i < 4096 ? count - i : 4096;
+        for (int64_t j = 0; j < n; j++) piece[j] = bf16_encode(values[i + j]);
+        rc = safetensors_append_stored(w, piece, n);
+    }
+    return rc;
 }
 // Flushes to the disk and closes. 0, or -1 if anything failed. Then file.size and file.crc are the file's.
 FN int safetensors_end(SafeWriter *w) {

@@ -2,20 +2,32 @@
 # Installs what is missing, builds, and runs every CPU test, then the same tests under AddressSanitizer and UBSan.
 # Where nvcc exists, the CUDA sources are compiled too (nothing is run on a card).
 #   ./scripts/test.sh [--no-install] [--quick]       --quick leaves the sanitizer run out
+#   ./scripts/test.sh --faults [--no-install]        kills, full disks, bad bytes and the like, all of them (some minutes); then
+#                                                    a tally. The other form does a tenth of them.
+#   ./scripts/test.sh --fuzz SECONDS [--no-install]  fuzzes every reader of files for so long each (needs clang)
 # The last line is the total: "N passed, N failed". Exit status 0 only if nothing failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-install=; quick=0
-for a in "$@"; do
-    case $a in
+install=; quick=0; faults=0; fuzz=
+usage() { echo "usage: ./scripts/test.sh [--no-install] [--quick | --faults | --fuzz SECONDS]" >&2; exit 2; }
+while [ $# -gt 0 ]; do
+    case $1 in
         --no-install) install=--no-install ;;
         --quick) quick=1 ;;
-        *) echo "usage: ./scripts/test.sh [--no-install] [--quick]" >&2; exit 2 ;;
+        --faults) faults=1 ;;
+        --fuzz) [[ ${2:-} =~ ^[0-9]+$ ]] || usage; fuzz=$2; shift ;;
+        *) usage ;;
     esac
+    shift
 done
 scripts/setup.sh $install
 make --no-print-directory probe
 jobs=$(getconf _NPROCESSORS_ONLN)
+if [ $faults = 1 ]; then
+    make --no-print-directory cpu
+    exec python3 dev/test/faults.py
+fi
+[ -z "$fuzz" ] || exec dev/fuzz/fuzz.sh "$fuzz"
 totals=$(mktemp); trap 'rm -f "$totals"' EXIT
 status=0
 # run NAME COMMAND... : runs one suite, whose last line is "N passed, N failed"; a suite that ends without it has failed.

@@ -32,7 +32,17 @@ static Llama *make_model(int64_t seed) {
     return m;
 }
 static CheckpointState state_of_step(int64_t step) {
-    CheckpointState s = {step, step * 2 + 1, FINGERPRINT, 2.5 / (double)step};
+    CheckpointState s;
+    memset(&s, 0, sizeof s);
+    s.step = step; s.next_sample = step * 2 + 1; s.data_fingerprint = FINGERPRINT; s.val_loss = 2.5 / (double)step;
+    // Values with long binary fractions: the window must come back bit for bit.
+    for (int i = 0; i < (int)(step * 40); i++) outlier_add(&s.window, i, 1.0f / (float)(i + 3), 7.0f / (float)(i + 11), i % 5 != 4);
+    return s;
+}
+static CheckpointState state_of_data(uint64_t fingerprint) {
+    CheckpointState s;
+    memset(&s, 0, sizeof s);
+    s.data_fingerprint = fingerprint;
     return s;
 }
 // A checkpoint of that step, its values drawn from the step.
@@ -55,12 +65,13 @@ static void assert_model_of_step(const Llama *m, int64_t step) {
 }
 static void load_and_check(const char *path, int64_t step) {
     Llama *m = make_model(12345);
-    CheckpointState s = {0, 0, FINGERPRINT, 0};
+    CheckpointState s = state_of_data(FINGERPRINT), want = state_of_step(step);
     checkpoint_load(path, m, &config, &s);
     assert_model_of_step(m, step);
     assert_int_equal(s.step, step);
     assert_int_equal(s.next_sample, step * 2 + 1);
     assert_true(s.val_loss == 2.5 / (double)step);
+    assert_memory_equal(&s.window, &want.window, sizeof s.window);
     llama_free(m);
 }
 // checkpoint_find in a child, so that what it says can be read. -> the step it found, 0: none, or minus the exit status.
@@ -233,12 +244,12 @@ static void test_broken_ones_are_passed_over(void **state) {
 
 static void load_only(const void *path) {
     Llama *m = make_model(1);
-    CheckpointState s = {0, 0, FINGERPRINT, 0};
+    CheckpointState s = state_of_data(FINGERPRINT);
     checkpoint_load((const char *)path, m, &config, &s);
 }
 static void load_other_data(const void *path) {
     Llama *m = make_model(1);
-    CheckpointState s = {0, 0, FINGERPRINT + 1, 0};
+    CheckpointState s = state_of_data(FINGERPRINT + 1);
     checkpoint_load((const char *)path, m, &config, &s);
 }
 // Options that differ: some make it another run, of some the run speaks, some do not matter.
@@ -379,7 +390,7 @@ static void test_inexact_values(void **state) {
     char text[4096];
     make_config("");
     assert_int_equal(run_child(save_unrounded, folder_path("inexact"), text, sizeof text), 1);
-    assert_one_line(text, "model.layers.0.self_attn.q_proj.weight: value 5 is 1.00000095, which BF16 cannot hold");
+    assert_one_line(text, "model.layers.0.qkv: value 5 is 1.00000095, which BF16 cannot hold");
 }
 
 int main(void) {

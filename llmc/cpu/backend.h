@@ -63,6 +63,7 @@ struct Llama {
     LinearStats *stats;                 // what was measured last
     double loss_sum;                    // of the step so far, over tokens
     StepResult result;
+    float loss_limit, norm_limit;          // llama_step_limits
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -244,6 +245,7 @@ FN Llama *llama_create(const LlamaOptions *o) {
     device_name(m->device, sizeof m->device, m->threads);
     m->work.seed = o->seed;
     m->work.rank = o->rank;
+    llama_step_limits(m, INFINITY, INFINITY);
     return m;
 }
 FN void llama_free(Llama *m) {
@@ -434,12 +436,14 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     model_backward(m, tokens, B, T);
     llama_stats_end(m);                                                // one micro-batch is measured
 }
+FN void llama_step_limits(Llama *m, float loss, float grad_norm) { m->loss_limit = loss; m->norm_limit = grad_norm; }
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches;
     const double norm = sqrt(sum_of_squares(m->grads, m->table.total));
     m->result.loss = (float)(m->loss_sum / tokens);
     m->result.grad_norm = (float)norm;
-    m->result.finite = isfinite(m->result.loss) && isfinite(m->result.grad_norm);
+    m->result.finite = isfinite(m->result.loss) && isfinite(m->result.grad_norm) &&
+                       m->result.loss <= m->loss_limit && m->result.grad_norm <= m->norm_limit;
     if (!m->result.finite) return;
     const AdamWScalars k = adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step);
     const float scale = o->clip > 0 && norm > o->clip ? (float)(o->clip / norm) : 1.0f;
