@@ -7,8 +7,10 @@
 //   -> metrics -> maybe evaluation, sample, checkpoint.
 #ifdef __CUDACC__
 #include "llmc/cuda/backend.cuh"
+#include "llmc/cuda/selfcheck.cuh"
 #else
 #include "llmc/cpu/backend.h"
+#include "llmc/selfcheck.h"
 #endif
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
@@ -281,7 +283,10 @@ int main(int argc, char **argv) {
     static Run run;
     config_parse(&c, argc, argv);
 #ifdef __CUDACC__
+    if (c.check) return selfcheck_run_gpu(c.out);
     if (c.outlier_z > 0) fatal_usage("--outlier-z: the GPU program has no limits a step yet; use --clip, and --on-nan skip for NaN");
+#else
+    if (c.check) return selfcheck_run_cpu(c.out);
 #endif
     catch_signals();
     data_open(&data, &c);

@@ -14,7 +14,7 @@
 #define GIT_REVISION "unknown"       // the Makefile passes the commit
 #endif
 
-// Every field is final once config_parse() returned, but for what config_set_vocab() and config_set_ranks() settle.
+// Every field is final once config_parse() returned, but for what config_set_vocab() and config_set_ranks() settle. With `check`, only `out` counts.
 typedef struct RunConfig {
     // model
     char model[OPTION_TEXT];         // a preset's name or a JSON file
@@ -47,6 +47,7 @@ typedef struct RunConfig {
     char resume[OPTION_TEXT];        // "none", "auto" or a checkpoint's folder
     char config_file[OPTION_TEXT];   // --config, "" without
     // bookkeeping
+    int check;                       // --check: test the machine instead of training
     int model_is_file;
     int64_t asked_total_batch, asked_steps, asked_tokens; // as given, 0: not
     uint8_t from[CONFIG_ROWS];       // OptionSource of each row of the table
@@ -100,6 +101,7 @@ static const Option CONFIG_TABLE[] = {
     {"Output (an interval of 0 means never)", "keep-every", OPTION_INTEGER, FIELD(keep_every), "0", 0, MANY, NULL, "N", "keep those of every N-th step for good"},
     {"Output (an interval of 0 means never)", "resume", OPTION_STRING, FIELD(resume), "none", 0, 0, NULL, "none|auto|PATH", "auto: from OUT's newest good checkpoint, if any; PATH: from that one"},
     {"Other", "config", OPTION_STRING, FIELD(config_file), "", 0, 0, NULL, "FILE", "JSON with these names as keys; the command line wins"},
+    {"Other", "check", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "test this machine, its card and the disk under --out, instead of training"},
     {"Other", "help", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "this text"},
     {"Other", "version", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "version and build"},
 };
@@ -251,12 +253,13 @@ FN void config_help(FILE *f) {
     fprintf(f, "\nModels\n");
     presets_help(f);
 }
-// First pass: --config, --help and --version.
+// First pass: --config, --check, --help and --version.
 FN void config_visit_first(void *context, int row, const char *value) {
     RunConfig *c = (RunConfig *)context;
     const char *name = CONFIG_TABLE[row].name;
     if (strcmp(name, "config") == 0 && option_set_text(&CONFIG_TABLE[row], c, value) != 0)
         fatal_usage("--config: the file's name is too long");
+    if (strcmp(name, "check") == 0) c->check = 1;
     if (strcmp(name, "help") == 0) { config_help(stdout); exit(0); }
     if (strcmp(name, "version") == 0) { printf("quartet.c %s (%s)\n", QUARTET_VERSION, GIT_REVISION); exit(0); }
 }
@@ -273,7 +276,7 @@ FN void config_visit_value(void *context, int row, const char *value) {
     c->from[row] = BY_COMMAND_LINE;
 }
 // Reads the command line and --config, resolves the model and all defaults, validates. Answers --help and --version itself
-// (exit 0). An error is one line naming the option, or file and key; exit 2 (command line) or 1 (files).
+// (exit 0); with --check, no run is described and nothing is resolved. An error is one line naming the option, or file and key; exit 2 (command line) or 1 (files).
 FN void config_parse(RunConfig *c, int argc, char **argv) {
     char error[ERROR_TEXT];
     memset(c, 0, sizeof *c);
@@ -282,7 +285,7 @@ FN void config_parse(RunConfig *c, int argc, char **argv) {
     if (c->config_file[0] && options_read_json(CONFIG_TABLE, CONFIG_COUNT, c, c->from, c->config_file, error, sizeof error) != 0)
         fatal("%s", error);
     options_walk(CONFIG_TABLE, CONFIG_COUNT, argc, argv, config_visit_value, c);
-    config_resolve(c);
+    if (!c->check) config_resolve(c);
 }
 // The data's vocabulary size becomes the model's, rounded up to a multiple of 128. A model file's own vocabulary stays, and
 // data that needs more is refused. `where` names the data (its meta.json) in the message.
