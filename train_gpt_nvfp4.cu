@@ -240,10 +240,8 @@ static void train(Run *r) {
             llama_micro_step(r->model, micro, r->data->tokens, r->data->targets);
             r->at.next_sample += c->batch;
         }
-#ifndef __CUDACC__
         const OutlierLimits limits = outlier_limits(&r->at.window, step, LLAMA_STEP_LAG, c->outlier_z);
         llama_step_limits(r->model, limits.loss, limits.norm);
-#endif
         const AdamWOptions adamw = config_adamw(c, step);
         llama_step_end(r->model, &adamw);
         saver_poll(&r->saver);
@@ -280,9 +278,6 @@ int main(int argc, char **argv) {
     static Data data;
     static Run run;
     config_parse(&c, argc, argv);
-#ifdef __CUDACC__
-    if (c.outlier_z > 0) fatal_usage("--outlier-z: the GPU program has no limits a step yet; use --clip, and --on-nan skip for NaN");
-#endif
     catch_signals();
     data_open(&data, &c);
     config_print(&c, stdout);
