@@ -242,10 +242,8 @@ static void train(Run *r) {
             llama_micro_step(r->model, micro, r->data->tokens, r->data->targets);
             r->at.next_sample += c->batch;
         }
-#ifndef __CUDACC__
         const OutlierLimits limits = outlier_limits(&r->at.window, step, LLAMA_STEP_LAG, c->outlier_z);
         llama_step_limits(r->model, limits.loss, limits.norm);
-#endif
         const AdamWOptions adamw = config_adamw(c, step);
         llama_step_end(r->model, &adamw);
         saver_poll(&r->saver);
@@ -284,7 +282,6 @@ int main(int argc, char **argv) {
     config_parse(&c, argc, argv);
 #ifdef __CUDACC__
     if (c.check) return selfcheck_run_gpu(c.out);
-    if (c.outlier_z > 0) fatal_usage("--outlier-z: the GPU program has no limits a step yet; use --clip, and --on-nan skip for NaN");
 #else
     if (c.check) return selfcheck_run_cpu(c.out);
 #endif

@@ -88,7 +88,7 @@ static const Option CONFIG_TABLE[] = {
     {"Optimizer", "clip", OPTION_REAL, FIELD(clip), "1", 0, 1e9, NULL, "X", "largest gradient norm; 0: no clipping"},
     {"Optimizer", "seed", OPTION_INTEGER, FIELD(seed), "1", 0, JSON_INTEGER_MAX, NULL, "N", "of initial values, order of data, and rounding"},
     {"Optimizer", "on-nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", NULL, "loss or gradient norm NaN or infinite: end the run, or go on without that step"},
-    {"Optimizer", "outlier-z", OPTION_REAL, FIELD(outlier_z), "0", 0, 1e6, NULL, "X", "CPU: skip steps so many deviations above the last 128 in loss or gradient norm; 0: none"},
+    {"Optimizer", "outlier-z", OPTION_REAL, FIELD(outlier_z), "0", 0, 1e6, NULL, "X", "skip steps so many deviations above the last 128 in loss or gradient norm; 0: none"},
     {"Output (an interval of 0 means never)", "out", OPTION_STRING, FIELD(out), "runs/default", 0, 0, NULL, "FOLDER", "log.jsonl and checkpoints"},
     {"Output (an interval of 0 means never)", "log-every", OPTION_INTEGER, FIELD(log_every), "1", 0, MANY, NULL, "N", "steps between console lines (log.jsonl has every step)"},
     {"Output (an interval of 0 means never)", "eval-every", OPTION_INTEGER, FIELD(eval_every), "100", 0, MANY, NULL, "N", "steps between evaluations; one more after the last step"},

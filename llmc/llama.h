@@ -186,7 +186,7 @@ FN void llama_init(Llama *m);                      // initial values from the se
 FN void llama_step_begin(Llama *m, int64_t step);
 FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32_t *targets);
 FN void llama_step_end(Llama *m, const AdamWOptions *adamw);
-// CPU: from now on a step whose loss or gradient norm lies above these is not applied. At first, and by INFINITY: no limits.
+// From now on a step whose loss or gradient norm lies above these is not applied. At first, and by INFINITY: no limits.
 FN void llama_step_limits(Llama *m, float loss, float grad_norm);
 // The result of the last step ended, in order; waits for it. On the GPU steps run ahead of the host: call it one step late.
 FN StepResult llama_step_result(Llama *m);

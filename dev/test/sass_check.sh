@@ -43,8 +43,8 @@ extern "C" __global__ void two_scales(uint32_t *out, const float *in) { out[thre
 CUDA
 cat >"$folder/quantizers.cu" <<'CUDA'
 #include "llmc/cuda/quantize.cuh"
-void use(cudaStream_t s, const bf16 *x, float *f, uint8_t *b, EdenAddress a) {
-    quantize_forward_native_launch(s, ROUND_RTN, x, 128, 128, f, b, b, f, f, f);
+void use(cudaStream_t s, OperandSpec spec, const bf16 *x, float *f, uint8_t *b, EdenAddress a) {
+    quantize_forward_native_launch(s, &spec, x, 128, 128, f, b, b, f, f, f);
     eden_both_native_launch(s, x, 128, 128, b, b, b, b, a, a, b, f);
     eden_requant_native_launch(s, b, b, 128, 128, b, b, a, f, f, b, f);
 }

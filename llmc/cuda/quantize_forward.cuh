@@ -252,20 +252,20 @@ FN ForwardJob forward_job(Rounding rounding, const bf16 *x, int64_t rows, int64_
     job.st = st; job.alpha = alpha; job.other_st = other_st;
     return job;
 }
-FN void quantize_forward_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
+FN void quantize_forward_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                     const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st,
                                     const float *other_st, float *alpha) {
-    const ForwardJob job = forward_job(rounding, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, false, FORWARD_FOUR_SIX>(stream, job);
+    const ForwardJob job = forward_job(spec->rounding, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
+    if (spec->rounding == ROUND_FOUR_SIX) forward_start<true, false, FORWARD_FOUR_SIX>(stream, job);
     else forward_start<false, false, FORWARD_RTN>(stream, job);
 }
 FN int64_t tiled_scale_bytes(int64_t rows, int64_t cols) { return ceil_div(rows, 128) * ceil_div(cols / 16, 4) * 512; }
-FN void quantize_forward_native_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
+FN void quantize_forward_native_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                            const float *amax, uint8_t *codes, uint8_t *tiled_scales, float *st,
                                            const float *other_st, float *alpha) {
-    const ForwardJob job = forward_job(rounding, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
+    const ForwardJob job = forward_job(spec->rounding, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
     if (rows % 128 || cols % 64) CUDA_CHECK(cudaMemsetAsync(tiled_scales, 0, (size_t)tiled_scale_bytes(rows, cols), stream));
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, true, FORWARD_FOUR_SIX>(stream, job);
+    if (spec->rounding == ROUND_FOUR_SIX) forward_start<true, true, FORWARD_FOUR_SIX>(stream, job);
     else forward_start<false, true, FORWARD_RTN>(stream, job);
 }
 
