@@ -91,9 +91,12 @@ static Llama *model_create(const RunConfig *c, double *memory_bytes) {
     o.recompute = (int)c->recompute;
     o.grad_bf16 = (int)c->grad_bf16;
     o.attention = (int)c->attention;
+    o.nvfp4_gemm = (int)c->nvfp4_gemm;
     o.seed = (uint64_t)c->seed;
     *memory_bytes = plan_print(&o);
-    return llama_create(&o);
+    Llama *model = llama_create(&o);
+    if (llama_products(model)) printf("NVFP4 products: %s\n", llama_products(model));
+    return model;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

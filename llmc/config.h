@@ -26,6 +26,7 @@ typedef struct RunConfig {
     int64_t master_fp32;             // master weights in float32, not in BF16 with stochastic rounding
     int64_t recompute;               // enum Recompute of llama.h, in its order
     int64_t grad_bf16;               // the layers' gradients in BF16, not in float32
+    int64_t nvfp4_gemm;              // Nvfp4GemmMode of cuda/gemm_nvfp4.cuh, in its order
     int64_t attention;               // AttentionBackend of cuda/attention.cuh, in its order
     // data
     char train_data[OPTION_TEXT], val_data[OPTION_TEXT];  // file name patterns; val_data "": no evaluation
@@ -69,6 +70,7 @@ static const Option CONFIG_TABLE[] = {
     {"Model", "recompute", OPTION_CHOICE, FIELD(recompute), "norm", 0, 0, "norm|none|mlp|block", NULL, "GPU: what backward makes again to save memory"},
     {"Model", "master-weights", OPTION_CHOICE, FIELD(master_fp32), "bf16", 0, 0, "bf16|fp32", NULL, "bf16: stochastic rounding in AdamW"},
     {"Model", "grad-dtype", OPTION_CHOICE, FIELD(grad_bf16), "fp32", 0, 0, "fp32|bf16", NULL, "GPU: gradients of the layers; bf16 saves 2 bytes a parameter"},
+    {"Model", "nvfp4-gemm", OPTION_CHOICE, FIELD(nvfp4_gemm), "auto", 0, 0, "auto|native|emulated", NULL, "GPU: NVFP4 products by FP4 tensor cores (Blackwell), or exactly in BF16; auto: native where it can be"},
     {"Model", "attention", OPTION_CHOICE, FIELD(attention), "auto", 0, 0, "auto|cudnn|flash", NULL, "GPU: cuDNN's kernels, or this program's own"},
     {"Data", "train-data", OPTION_STRING, FIELD(train_data), "", 0, 0, NULL, "PATTERN", "token shards to train on, e.g. 'data/*/train_*.bin' (needed)"},
     {"Data", "val-data", OPTION_STRING, FIELD(val_data), "", 0, 0, NULL, "PATTERN", "token shards to evaluate on [none]"},

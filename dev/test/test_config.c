@@ -139,6 +139,7 @@ static void test_refused_command_lines(void **state) {
         {NEEDED "--master-weights fp16", "one of bf16|fp32"},
         {NEEDED "--grad-dtype fp16", "one of fp32|bf16"},
         {NEEDED "--attention fa3", "one of auto|cudnn|flash"},
+        {NEEDED "--nvfp4-gemm fp4", "one of auto|native|emulated"},
         {NEEDED "--recipe quartet3", "--recipe quartet3: there is no such recipe; the recipes are fp32"},
         {NEEDED "--bf16-layers 5", "--bf16-layers 5: tiny has 4 layers"},
         {NEEDED "--bf16-layers -1", "a whole number from 0"},

@@ -278,6 +278,7 @@ class BadOptions(TrainerTest):
         self.fails(2, "--lr", lr=None)  # a model file brings no learning rate
         self.fails(2, "--steps", "--tokens", steps=None)
         self.fails(2, "--eval-every 5", "--val-data", eval_every=5)
+        self.fails(1, "--nvfp4-gemm native", "emulated", recipe="quartet2", nvfp4_gemm="native")
 
 
 class SelfCheck(TrainerTest):
