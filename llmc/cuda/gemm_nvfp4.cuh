@@ -124,7 +124,7 @@ FN cublasStatus_t nvfp4_gemm_ask(Gemm *g, int64_t m, int64_t n, int64_t k, int d
     nvfp4_gemm_check(cublasLtMatrixLayoutDestroy(p.d), "freeing a question", &p.shape);
     return status;
 }
-// Whether this device multiplies NVFP4 with D in BF16 and in float32; why: the reason, either way, without a full stop.
+// Whether this device multiplies NVFP4 with D in BF16 and in float32, a micro-batch's rows and a single one (a sample's first token); why: the reason, either way, without a full stop.
 FN int nvfp4_gemm_supported(Gemm *g, char *why, size_t size) {
     int device = 0, major = 0, minor = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -134,10 +134,11 @@ FN int nvfp4_gemm_supported(Gemm *g, char *why, size_t size) {
         snprintf(why, size, "sm_%d%d has no FP4 tensor cores that this program serves (compute capability 10.x and 12.x do)", major, minor);
         return 0;
     }
-    for (int d_float32 = 0; d_float32 < 2; d_float32++) {
-        const cublasStatus_t status = nvfp4_gemm_ask(g, 256, 512, 1024, d_float32);
+    for (int i = 0; i < 4; i++) {
+        const int d_float32 = i & 1, rows = i & 2 ? 1 : 256;
+        const cublasStatus_t status = nvfp4_gemm_ask(g, rows, 512, 1024, d_float32);
         if (status == CUBLAS_STATUS_SUCCESS) continue;
-        snprintf(why, size, "cuBLASLt %zu has no NVFP4 algorithm on sm_%d%d with results in %s (%s); a newer CUDA toolkit may", cublasLtGetVersion(), major, minor,
+        snprintf(why, size, "cuBLASLt %zu has no NVFP4 algorithm on sm_%d%d for %dx512x1024 -> %s (%s); a newer CUDA toolkit may", cublasLtGetVersion(), major, minor, rows,
                  d_float32 ? "float32" : "BF16", cublasLtGetStatusString(status));
         return 0;
     }
