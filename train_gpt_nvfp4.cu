@@ -7,8 +7,10 @@
 //   -> metrics -> maybe evaluation, sample, checkpoint.
 #ifdef __CUDACC__
 #include "llmc/cuda/backend.cuh"
+#include "llmc/cuda/selfcheck.cuh"
 #else
 #include "llmc/cpu/backend.h"
+#include "llmc/selfcheck.h"
 #endif
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
@@ -89,9 +91,12 @@ static Llama *model_create(const RunConfig *c, double *memory_bytes) {
     o.recompute = (int)c->recompute;
     o.grad_bf16 = (int)c->grad_bf16;
     o.attention = (int)c->attention;
+    o.nvfp4_gemm = (int)c->nvfp4_gemm;
     o.seed = (uint64_t)c->seed;
     *memory_bytes = plan_print(&o);
-    return llama_create(&o);
+    Llama *model = llama_create(&o);
+    if (llama_products(model)) printf("NVFP4 products: %s\n", llama_products(model));
+    return model;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -278,6 +283,11 @@ int main(int argc, char **argv) {
     static Data data;
     static Run run;
     config_parse(&c, argc, argv);
+#ifdef __CUDACC__
+    if (c.check) return selfcheck_run_gpu(c.out);
+#else
+    if (c.check) return selfcheck_run_cpu(c.out);
+#endif
     catch_signals();
     data_open(&data, &c);
     config_print(&c, stdout);

@@ -30,9 +30,16 @@ FN void model_check(const LlamaOptions *o) {
         fatal("width %d, ffn %d, q+k+v width %d and batch*seq %lld must be multiples of 128, vocab %d a multiple of 8: change the model's "
               "configuration or --batch", c->width, c->ffn, llama_qkv_rows(c), (long long)o->batch * c->seq, c->vocab);
     if (o->recompute < RECOMPUTE_NORM || o->recompute > RECOMPUTE_BLOCK) fatal("recompute %d is none of norm, none, mlp, block", o->recompute);
+    if (o->nvfp4_gemm < NVFP4_GEMM_AUTO || o->nvfp4_gemm > NVFP4_GEMM_EMULATED) fatal("nvfp4_gemm %d is none of auto, native, emulated", o->nvfp4_gemm);
     if (o->attention < ATTENTION_AUTO || o->attention > ATTENTION_FLASH) fatal("attention %d is none of auto, cudnn, flash", o->attention);
 }
-// Sizes and the memory plan; no device memory. attention: its plan, or NULL where only bytes matter.
+// Which product NVFP4 operands meet, and the words for it (llama_products).
+FN void model_choose(Llama *m) {
+    char why[256];
+    native_choose(&m->recipe_plan, (Nvfp4GemmMode)m->options.nvfp4_gemm, why, sizeof why);
+    if (plan_has_nvfp4(&m->recipe_plan)) snprintf(m->products, sizeof m->products, "%s: %s", m->recipe_plan.native ? "native" : "emulated in BF16", why);
+}
+// Sizes and the memory plan; no device memory that stays. attention: its plan, or NULL where only bytes matter.
 FN void model_shape(Llama *m, const LlamaOptions *o, AttentionPlan *attention) {
     memset(m, 0, sizeof *m);
     model_check(o);
@@ -43,6 +50,7 @@ FN void model_shape(Llama *m, const LlamaOptions *o, AttentionPlan *attention) {
     m->layer_end = (int64_t *)xcalloc((size_t)o->config.layers, sizeof(int64_t));
     m->recipe_plan = linear_plan(o->recipe, fp8_gemm_supported());
     m->plain_plan = linear_plan(recipe_find("bf16"), 0);
+    model_choose(m);
     if (plan_bytes(&m->recipe_plan, GEMM_FORWARD, OPERAND_A) && o->config.seq % 16)
         fatal("--seq %d: FP8 products take multiples of 16 tokens; change --seq, or take another --recipe", o->config.seq);
     m->work.weights_kept = o->micro_batches > 1;
@@ -135,14 +143,20 @@ FN void tune_linear(Llama *m, const Linear *l, int64_t rows) {
     gemm_tune(&m->gemm, linear_shape(l, GEMM_DGRAD, rows), apart[GEMM_DGRAD] ? product : x, y, l->w, m->stream);
     gemm_tune(&m->gemm, linear_shape(l, GEMM_WGRAD, rows), apart[GEMM_WGRAD] ? (void *)product : l->dw, y, x, m->stream);
 }
+// Each layer's GEMMs; native ones with the outputs where the passes have them.
+FN void tune_layer(Llama *m, LlamaLayer *l) {
+    void *const y[LINEARS_PER_LAYER] = {l->qkv, m->small, l->gate_up, m->small}, *const dx[LINEARS_PER_LAYER] = {m->small, m->small, m->small, m->big};
+    for (int i = 0; i < LINEARS_PER_LAYER; i++) {
+        if (l->linear[i].plan->native) native_tune(&l->linear[i], &m->work, m->M, y[i], dx[i]);
+        else tune_linear(m, &l->linear[i], m->M);
+    }
+}
 FN void model_tune(Llama *m) {
     fill_random(m, m->arenas[ARENA_PARAMS].base, m->plan[PLAN_PARAMS]);
     fill_random(m, m->arenas[ARENA_ACTIVATIONS].base + GEMM_WORKSPACE_BYTES + 4096, m->layers_end - (int64_t)GEMM_WORKSPACE_BYTES - 4096);
     const Linear head = head_linear(m);
-    for (int i = 0; i < LINEARS_PER_LAYER; i++) {
-        tune_linear(m, &m->layers[0].linear[i], m->M);
-        tune_linear(m, &m->layers[m->options.config.layers - 1].linear[i], m->M);  // which may have another plan
-    }
+    tune_layer(m, &m->layers[0]);
+    tune_layer(m, &m->layers[m->options.config.layers - 1]);  // which may have another plan
     tune_linear(m, &head, m->head_rows);
     if (m->M % m->head_rows) tune_linear(m, &head, m->M % m->head_rows);
 }
@@ -235,6 +249,7 @@ FN void llama_free(Llama *m) {
 }
 FN const ParamTable *llama_params(const Llama *m) { return &m->table; }
 FN const char *llama_device_name(const Llama *m) { return m->device.name; }
+FN const char *llama_products(const Llama *m) { return m->products[0] ? m->products : NULL; }
 FN double llama_peak_flops(const Llama *m) { return m->device.peak_flops; }
 
 // ---------------------------------------------------------------------------------------------------------------------

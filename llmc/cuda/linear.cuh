@@ -4,7 +4,8 @@
 //   dgrad    dX = dY W       A = dY   (M,N) along N     B = W^T  (K,N) along N
 //   wgrad    dW = dY^T X     A = dY^T (N,M) along M     B = X^T  (K,M) along M
 //
-// A plan (operand.cuh) says which kernel makes which operand. FP4 operands are decoded to BF16 (exact) and multiplied by BF16 tensor cores;
+// A plan (operand.cuh) says which kernel makes which operand. FP4 operands are decoded to BF16 (exact) and multiplied by BF16 tensor cores, or
+// (linear_native.cuh) stay packed for FP4 tensor cores;
 // FP8 operands are multiplied as bytes, for which dgrad's and wgrad's are stored transposed. What of an operand is a factor (tensor scales,
 // 1/128 of a rotation) reaches the GEMM as alpha in device memory. X and W of a forward in FP4 are kept packed for backward.
 #ifndef LLMC_CUDA_LINEAR_CUH
@@ -84,6 +85,8 @@ FN void linear_product(const Linear *l, const LinearWork *work, int gemm, int64_
     gemm_run(work->gemm, p, d, a, b, l->plan->scaled[gemm] ? l->factor + FACTOR_ALPHA + gemm : NULL, accumulate, work->stream);
 }
 
+#include "linear_native.cuh"
+
 // ---------------------------------------------------------------------------------------------------------------------
 // alpha
 
@@ -158,6 +161,7 @@ FN void linear_make_weight(Linear *l, const LinearWork *work) {
 // X's operand of the forward GEMM, from l->x and *amax_x, and what backward starts from; the forward's alpha.
 FN void linear_make_input(Linear *l, const LinearWork *work, int64_t M) {
     const LinearPlan *p = l->plan;
+    if (p->native) { native_make_input(l, work, M); return; }
     const OperandSpec *spec = &p->recipe->gemm[GEMM_FORWARD].a;
     const EdenAddress at = linear_address(l, work, GEMM_FORWARD, OPERAND_A);
     float *const factor = l->factor + FACTOR_X;
@@ -196,6 +200,7 @@ FN void linear_forward_rows(const Linear *l, const LinearWork *work, bf16 *y, in
 // y (M,N) = X W^T. X (M,K) is in l->x and, where the plan asks for it, its largest magnitude in *amax_x.
 FN void linear_forward(Linear *l, const LinearWork *work, bf16 *y, int64_t M) {
     const LinearPlan *p = l->plan;
+    if (p->native) { native_forward(l, work, y, M); return; }
     const int own_x = plan_makes(p, GEMM_FORWARD, OPERAND_A), own_w = plan_makes(p, GEMM_FORWARD, OPERAND_B);
     if (own_w && !l->forward_ready) linear_make_weight(l, work);
     if (own_x) linear_make_input(l, work, M);
@@ -314,6 +319,7 @@ FN void linear_finish(const Linear *l, const LinearWork *work, int gemm, int64_t
 // dx (M,K) = dY W. Also leaves wgrad's operand of dY in work->dy_wgrad: linear_wgrad of the same layer comes next.
 FN void linear_dgrad(Linear *l, const LinearWork *work, bf16 *dx, const bf16 *dy, int64_t M) {
     const LinearPlan *p = l->plan;
+    if (p->native) { native_dgrad(l, work, dx, dy, M); return; }
     linear_make_gradient(l, work, dy, M);
     const void *w = linear_weight_dgrad(l, work);
     if (p->scaled[GEMM_DGRAD] && !linear_backward_alpha_fused(p, GEMM_DGRAD)) linear_alpha(l, work, GEMM_DGRAD);
@@ -325,6 +331,7 @@ FN void linear_dgrad(Linear *l, const LinearWork *work, bf16 *dx, const bf16 *dy
 // it; else X is what the forward kept. dY: what linear_dgrad left, or dy itself.
 FN void linear_wgrad(Linear *l, const LinearWork *work, const bf16 *dy, const bf16 *x, int64_t M) {
     const LinearPlan *p = l->plan;
+    if (p->native) { native_wgrad(l, work, M); return; }
     const OperandKind own = p->kind[GEMM_WGRAD][OPERAND_B];
     const void *b = own == KIND_PLAIN ? (const void *)x : work->x_wgrad;
     if (own == KIND_AGAIN && p->x8) b = l->x_codes;
@@ -347,7 +354,7 @@ template <typename Take> static void linear_take_input(Linear *l, int64_t M, Tak
     const LinearPlan *p = l->plan;
     if (p->packed_x) {
         l->x_codes = (uint8_t *)take(M * l->K / 2);
-        l->x_scales = (uint8_t *)take(M * l->K / p->packed_x);
+        l->x_scales = (uint8_t *)take(p->native ? tiled_scale_bytes(M, l->K) : M * l->K / p->packed_x);
     }
     if (p->x8) l->x_codes = (uint8_t *)take(M * l->K * (p->fp8 ? 1 : 2));
     if (p->masks) l->x_mask = (uint32_t *)take(M * l->K / 8);
@@ -357,12 +364,12 @@ template <typename Take> static void linear_take_weight(Linear *l, int operands,
     const LinearPlan *p = l->plan;
     if (p->packed_w) {
         l->w_codes = (uint8_t *)take(l->N * l->K / 2);
-        l->w_scales = (uint8_t *)take(l->N * l->K / p->packed_w);
+        l->w_scales = (uint8_t *)take(p->native ? tiled_scale_bytes(l->N, l->K) : l->N * l->K / p->packed_w);
     }
     if (p->masks) l->w_mask = (uint32_t *)take(l->N * l->K / 8);
     if (p->kind[GEMM_FORWARD][OPERAND_B] == KIND_ROWS) l->w_rows = (float *)take(l->N * 4);
-    if (operands && plan_makes(p, GEMM_FORWARD, OPERAND_B)) l->w_forward = take(l->N * l->K * 2);
-    if (operands && p->makes_w_dgrad) l->w_dgrad = take(l->N * l->K * 2);
+    if (operands && !p->native && plan_makes(p, GEMM_FORWARD, OPERAND_B)) l->w_forward = take(l->N * l->K * 2);
+    if (operands && p->makes_w_dgrad) l->w_dgrad = take(plan_operand_bytes(p, l->N * l->K));
 }
 // Bytes of quantizer_work for the tensors of a layer (N,K) on M rows.
 FN int64_t linear_quantizer_bytes(const LinearPlan *p, int64_t M, int64_t N, int64_t K) {

@@ -29,6 +29,7 @@ FN void measure_again(const Llama *m, const Linear *l, int gemm, const bf16 *pla
     bf16 *const values = (bf16 *)m->measure_exact;
     const float *row_factor = NULL;
     if (packed == MXFP4_BLOCK) mx_decode_launch(m->stream, codes, scales, rows, l->K, values);
+    else if (p->native) native_decode_launch(m->stream, native_operand(l, &m->work, GEMM_FORWARD, is_x ? OPERAND_A : OPERAND_B, rows), rows, l->K, values);
     else if (packed == NVFP4_BLOCK) nvfp4_decode_launch(m->stream, codes, scales, rows, l->K, values);
     else if (p->kind[GEMM_FORWARD][OPERAND_B] == KIND_ROWS && !is_x) {
         rows_quantize_launch(m->stream, l->w, l->N, l->K, NULL, values, l->w_rows, NULL);

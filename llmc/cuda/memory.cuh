@@ -68,6 +68,7 @@ struct Llama {
     AdamWBuffers adamw;
     LlamaLayer *layers;
     LinearPlan recipe_plan, plain_plan;    // of the layers' linears; of the last bf16_layers' and of lm_head
+    char products[384];                    // llama_products
     LinearWork work;
     bf16 *residual_final;                  // (M,d)
     float *rstd_final;                     // (M)
@@ -233,19 +234,20 @@ FN void work_layout(Llama *m) {
     const int64_t outputs = p->float_product[GEMM_FORWARD] ? M * wide : 0;
     const int64_t products = larger(p->float_product[GEMM_DGRAD] ? M * inner : 0, p->float_product[GEMM_WGRAD] ? larger(wide * d, d * inner) : 0);
     m->h = arena_bf16(&forward, M, c->ffn);
-    w->x_forward = arena_bf16(&forward, rows, inner);
-    bf16 *const w_forward = arena_bf16(&forward, weight, 1);
+    const auto operand = [&](Arena *arena, int64_t values) { return arena_take(arena, plan_operand_bytes(p, values), 1); };
+    w->x_forward = operand(&forward, rows * inner);
+    void *const w_forward = operand(&forward, p->native ? 0 : weight);
     w->residual = arena_bf16(&forward, p->recipe->gemm[GEMM_FORWARD].product == PRODUCT_ADD_OUTLIERS ? M : 0, inner);
     w->x_rows = arena_floats(&forward, p->kind[GEMM_FORWARD][OPERAND_A] == KIND_ROWS ? M : 0);
     // Beside m->big lies dgrad's operand of dY, which has made way when wgrad's operand X comes. gate_up's is the widest, and m->big
     // is free then: it takes that place too.
     Arena wide_dy = backward;
     m->big = arena_bf16(&backward, M, larger(c->ffn, qkv));
-    w->x_wgrad = arena_bf16(&backward, rows, larger(inner, qkv));
-    bf16 *const dy_gate_up = arena_bf16(&wide_dy, rows, 2 * c->ffn);
+    w->x_wgrad = operand(&backward, rows * larger(inner, qkv));
+    void *const dy_gate_up = operand(&wide_dy, rows * 2 * c->ffn);
     backward.used = larger(backward.used, wide_dy.used);
-    w->dy_wgrad = arena_bf16(&backward, rows, wide);
-    bf16 *const w_dgrad = arena_bf16(&backward, weight, 1);
+    w->dy_wgrad = operand(&backward, rows * wide);
+    void *const w_dgrad = operand(&backward, weight);
     // The same places in both phases: behind all else of either.
     forward.used = backward.used = larger(forward.used, backward.used);
     w->product = arena_floats(&backward, larger(outputs, products));

@@ -6,7 +6,7 @@
 #ifndef LLMC_CUDA_OPERAND_CUH
 #define LLMC_CUDA_OPERAND_CUH
 
-#include "gemm.cuh"
+#include "gemm_nvfp4.cuh"
 #include "quantize.cuh"
 #include "quantize_fp8.cuh"
 #include "quantize_mx.cuh"
@@ -31,6 +31,7 @@ FN const OperandSpec *operand_spec(const Recipe *r, int gemm, int operand) { ret
 typedef struct {
     const Recipe *recipe;
     OperandKind kind[3][2];        // by GEMM and operand
+    int native;                    // products by FP4 tensor cores (linear_native.cuh): native_choose() decides
     int fp8;                       // FP8 operands are bytes for FP8 tensor cores; else they are decoded to BF16, like the others
     int from_plain[2];             // dgrad's W, wgrad's X: made from the BF16 tensor, not from the forward's operand
     int keeps_x;                   // wgrad starts from X itself
