@@ -257,7 +257,7 @@ static double explained_error(const Recipe *r, const LinearStats *s, int gemm) {
 // factor of 2 either way (its sum cancels more, or less, than that of the errors), besides a rounding to BF16 and float32's order of sums. Of
 // fp4-dge-occ's dW nothing is asked: it is the gradient of another function than the rounding.
 static void check_stats(const char *recipe) {
-    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 1, 0);
+    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 2, 0);  // of which the first is measured
     Outcome base = run(&o, 0);
     o.quant_stats = 1;
     Llama *m = llama_create(&o);
@@ -265,8 +265,10 @@ static void check_stats(const char *recipe) {
     llama_step_begin(m, 0);
     llama_stats_begin(m);
     int32_t tokens[2 * B * T];
-    tokens_of(tokens, 0, 0);
-    llama_micro_step(m, 0, tokens, tokens + B * T);
+    for (int micro = 0; micro < 2; micro++) {
+        tokens_of(tokens, 0, micro);
+        llama_micro_step(m, micro, tokens, tokens + B * T);
+    }
     float *grads = state_read(m, LLAMA_GRADS);
     const LinearStats *stats = llama_stats_end(m);
     check(memcmp(grads, base.grads, (size_t)base.table.total * sizeof(float)) == 0, "%s: a measured step has the same gradients", recipe);
@@ -294,6 +296,37 @@ static void check_stats(const char *recipe) {
     outcome_free(&base);
     llama_free(m);
 }
+// What comes later is not seen: other tokens in the second half of every sequence leave the losses of the first half as they are, to the bit where nothing but a
+// token's own values decides how it is rounded. Scales of a whole tensor (and a clamp's limits) do depend on later tokens; nothing else may, and a scale that
+// moves changes a loss by the noise of rounding, not by what knowing the next token would.
+static void check_causal(const char *recipe) {
+    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 1, 0);
+    int32_t tokens[2 * B * T];
+    float before[B * T], after[B * T];
+    Llama *m = llama_create(&o);
+    llama_init(m);
+    for (int s = 0; s < STEPS; s++) {                      // weights that are not the initial ones
+        step_run(m, s);
+        const AdamWOptions adamw = adamw_of(s);
+        llama_step_end(m, &adamw);
+        llama_step_result(m);
+    }
+    for (int late = 0; late < 2; late++) {
+        tokens_of(tokens, 50, 0);
+        for (int i = 0; i < B * T; i++) if (late && i % T >= T / 2) tokens[i] = (tokens[i] + 1 + i % 7) % VOCAB;
+        llama_eval(m, tokens, tokens + B * T);
+        CUDA_CHECK(cudaMemcpy(late ? after : before, m->losses, sizeof before, cudaMemcpyDeviceToHost));
+    }
+    double worst = 0, changed = 0;
+    for (int i = 0; i < B * T; i++) {
+        const double difference = fabs((double)after[i] - before[i]);
+        if (i % T < T / 2) worst = fmax(worst, difference); else changed = fmax(changed, difference);
+    }
+    const OperandSpec *x = &o.recipe->gemm[GEMM_FORWARD].a;
+    const int own = x->format == FORMAT_FLOAT || x->format == FORMAT_MXFP4;  // every scale is of one token
+    check(worst <= (own ? 0 : 0.25 * changed) && changed > 0, "%s: later tokens change earlier losses by %.5f, their own by up to %.5f", recipe, worst, changed);
+    llama_free(m);
+}
 static void check_bf16_layers(const char *recipe) {
     LlamaOptions o = options_of("bf16", RECOMPUTE_NORM, 1, 0);
     Outcome plain = run(&o, 0);
@@ -314,6 +347,7 @@ int main(int argc, char **argv) {
         Outcome r = check_same_bits(RECIPES[i].name, 1 + i % 2, 0);
         outcome_free(&r);
         check_stats(RECIPES[i].name);
+        check_causal(RECIPES[i].name);
         if (recipe_is_quantized(&RECIPES[i])) check_bf16_layers(RECIPES[i].name);
     }
     check_state(0);

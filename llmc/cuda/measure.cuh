@@ -96,7 +96,6 @@ FN const LinearStats *llama_stats_end(Llama *m) {
         stats_gradient_read(&s->dw, v + 6 * STATS_OPERAND_VALUES + STATS_GRADIENT_VALUES);
     }
     free(values);
-    m->measuring = 0;
     return m->stats;
 }
 

@@ -220,6 +220,7 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     model_forward(m, m->options.batch, m->options.config.seq);
     model_head(m, (float)(1.0 / ((double)m->M * m->options.micro_batches)));
     model_backward(m);
+    m->measuring = 0;                                      // one micro-batch is measured
 }
 FN void llama_step_limits(Llama *m, float loss, float grad_norm) { m->loss_limit = loss; m->norm_limit = grad_norm; }
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
