@@ -136,6 +136,20 @@ HD uint32_t search_first(float amax, TensorScale ts, int all) {
 HD uint32_t search_scale(uint32_t first, int all, int candidate) {
     return first ? u32_min(first + search_offset(all, candidate), 0x7Eu) : 0u;
 }
+// four_six_try() with errors fused: fewer instructions where they are what is short.
+HD void search_try(LaneBlock x, uint32_t sb[LANES], TensorScale ts, LaneBlock q, float error[2][LANES]) {
+    float d[LANES], e[LANES];
+    EACH_LANE(l) {
+        d[l] = f32_mul(e4m3_decode(sb[l]), ts.st);
+        e[l] = nvfp4_inverse_step(d[l]);
+        error[0][l] = error[1][l] = 0.0f;
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+        q[i][l] = e2m1_round(f32_mul(x[i][l], e[l]));
+        float r = f32_fma(-q[i][l], d[l], x[i][l]);
+        error[i / 8][l] = f32_fma(r, r, error[i / 8][l]);
+    }
+}
 // magnitude_true: the winner's scale is then corrected to s_b <- nearest E4M3(s_b * S), S = <x,x>/<x,q*d>, so that the block keeps its
 // magnitude, <x, q*d> = <x,x>, as far as 4 significant bits can: S is mostly nearer to 1 than the next scale is.
 HD void search_block(LaneBlock x, float amax[LANES], TensorScale ts, int all, int magnitude_true, LaneBlock q, uint32_t sb[LANES]) {
@@ -148,7 +162,7 @@ HD void search_block(LaneBlock x, float amax[LANES], TensorScale ts, int all, in
         uint32_t code[LANES], better[LANES];
         float error[2][LANES];
         EACH_LANE(l) code[l] = search_scale(first[l], all, candidate);
-        four_six_try(x, code, ts, tried, error);
+        search_try(x, code, ts, tried, error);
         EACH_LANE(l) {
             float e = f32_add(error[0][l], error[1][l]);
             better[l] = candidate == 0 || e < least[l];
@@ -233,22 +247,21 @@ HD void ms_eden_posthoc_block(LaneBlock y, float amax[LANES], LaneBlock q, float
 }
 // The same with a search for m among values of 4 significant bits, the grid that s_b lies on as long as it is not subnormal: the
 // least squared error wins, the smaller m of equals. (S is then near 1 and c near the grid, so that the stochastic rounding of
-// the scale adds little.) Candidates lie above amax/7 (all) or amax/6, cut to 4 bits, by whole steps: 0 1 ... 8, or 0 1 4 5.
-HD uint32_t eden_search_offset(int all, int candidate) { return (uint32_t)(all || candidate < 2 ? candidate : candidate + 2); }
-HD void ms_eden_search_block(LaneBlock y, float amax[LANES], int all, LaneBlock q, float c[LANES]) {
+// the scale adds little.) Nine candidates lie above amax/7, cut to 4 bits, by whole steps.
+HD void ms_eden_search_all_block(LaneBlock y, float amax[LANES], LaneBlock q, float c[LANES]) {
     float first[LANES], unit[LANES], m[LANES], least[LANES], vv[LANES], vq[LANES];
     EACH_LANE(l) {
-        float cut = f32_from_bits(f32_bits(f32_mul(amax[l], all ? 1.0f / 7.0f : 1.0f / 6.0f)) & 0xFFF00000u);
+        float cut = f32_from_bits(f32_bits(f32_mul(amax[l], 1.0f / 7.0f)) & 0xFFF00000u);
         first[l] = cut >= AMAX_FLOOR ? cut : 0.0f;
         unit[l] = nvfp4_inverse_step(first[l]);
         m[l] = least[l] = vv[l] = vq[l] = 0.0f;
     }
-    for (int candidate = 0; candidate < (all ? SEARCH_ALL_COUNT : SEARCH_FEW_COUNT); candidate++) {
+    for (int candidate = 0; candidate < SEARCH_ALL_COUNT; candidate++) {
         LaneBlock tried;
         uint32_t better[LANES];
         float M[LANES], e[LANES], rr[2][LANES], V[2][LANES], D[2][LANES];
         EACH_LANE(l) {
-            uint32_t up = f32_bits(first[l]) + (eden_search_offset(all, candidate) << 20);
+            uint32_t up = f32_bits(first[l]) + ((uint32_t)candidate << 20);
             M[l] = first[l] > 0.0f ? f32_from_bits(up) : 0.0f;
             e[l] = nvfp4_inverse_step(M[l]);
             rr[0][l] = rr[1][l] = V[0][l] = V[1][l] = D[0][l] = D[1][l] = 0.0f;
@@ -276,6 +289,73 @@ HD void ms_eden_search_block(LaneBlock y, float amax[LANES], int all, LaneBlock 
         float D = vq[l], S = f32_div(vv[l], D > 0.0f ? D : 1.0f);
         c[l] = bf16_round(f32_mul(m[l], S));
     }
+}
+// A cheaper search, for kernels that are short of instructions: of two candidates the one whose expected error is less, the rounding of
+// its scale included. Corrected by S = <v,v>/<v,q> and stochastically rounded to E4M3, a block's expected squared error is
+//   <y,y> (A (1 + h/w) - 1),   A = <v,v><q,q>/<v,q>^2,   w = t^2, t in [1,2) the mantissa of c,   h/w = f(1-f) (step/c)^2
+// where f is c's place between its neighbours of 4 significant bits (c has 8, so h is exact). m maps the block's largest value to 4, or
+// to 6; or to 6.4, where another value comes near it (0.8): that one then lies above 5 and rounds to 6 too. Near: the second largest
+// of the four maxima over i = j mod 4, which most often is the second largest value.
+#define EDEN_NEAR 0.8f
+typedef struct { float m[2], e0, ratio, ratio2; } EdenPair;                // e0 = 1/m[0]; ratio = m[0]/m[1], and its square
+HD EdenPair eden_pair(float amax, float second) {
+    EdenPair p;
+    const int near_ = second >= f32_mul(amax, EDEN_NEAR);
+    const float m = f32_mul(amax, near_ ? 0.15625f : 1.0f / 6.0f);
+    p.m[0] = m >= AMAX_FLOOR ? m : 0.0f;
+    p.m[1] = m >= AMAX_FLOOR ? f32_mul(amax, 0.25f) : 0.0f;
+    p.e0 = nvfp4_inverse_step(p.m[0]);
+    p.ratio = near_ ? 0.625f : 4.0f / 6.0f;
+    p.ratio2 = near_ ? 0.390625f : 4.0f / 9.0f;
+    return p;
+}
+// c = m*S in BF16 and A of a candidate from <v,v>, <v,q>, <q,q>.
+typedef struct { float c, A; } EdenTry;
+HD EdenTry eden_try(float m, float vv, float vq, float qq) {
+    EdenTry t;
+    const float r = f32_div(1.0f, f32_max(vq, 1.0f)), S = f32_mul(vv, r);  // <v,q> is at least 16, or 0
+    t.c = bf16_round(f32_mul(m, S));
+    t.A = f32_mul(S, f32_mul(qq, r));
+    return t;
+}
+// Whether the second is expected to err less: A1 (1 + h1/w1) < A0 (1 + h0/w0).
+HD int eden_second_is_better(EdenTry t0, EdenTry t1) {
+    const uint32_t b0 = f32_bits(t0.c), b1 = f32_bits(t1.c);
+    const float n0 = f32_from_bits((b0 & 0x007F0000u) | 0x3F800000u), n1 = f32_from_bits((b1 & 0x007F0000u) | 0x3F800000u);
+    const float k0 = f32_sub(f32_from_bits((b0 & 0x000F0000u) | 0x3F800000u), 1.0f), k1 = f32_sub(f32_from_bits((b1 & 0x000F0000u) | 0x3F800000u), 1.0f);
+    const float w0 = f32_mul(n0, n0), w1 = f32_mul(n1, n1);
+    const float wh0 = f32_fma(k0, f32_sub(0.125f, k0), w0), wh1 = f32_fma(k1, f32_sub(0.125f, k1), w1);  // exact
+    return f32_mul(f32_mul(t1.A, wh1), w0) < f32_mul(f32_mul(t0.A, wh0), w1);
+}
+HD void ms_eden_search_block(LaneBlock y, LaneBlock q, float c[LANES]) {
+    LaneBlock q1;
+    float top[4][LANES], m[2][LANES], e[2][LANES], ratio2[LANES], vv[2][LANES], vq[4][LANES], qq[4][LANES];
+    uint32_t second[LANES];
+    for (int j = 0; j < 4; j++) EACH_LANE(l) top[j][l] = 0.0f;
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) top[i % 4][l] = f32_max(f32_abs(y[i][l]), top[i % 4][l]);
+    EACH_LANE(l) {
+        const float high0 = f32_max(top[0][l], top[2][l]), low0 = f32_min(top[0][l], top[2][l]), high1 = f32_max(top[1][l], top[3][l]), low1 = f32_min(top[1][l], top[3][l]);
+        const EdenPair p = eden_pair(f32_max(high0, high1), f32_max(f32_min(high0, high1), f32_max(low0, low1)));
+        m[0][l] = p.m[0]; m[1][l] = p.m[1]; e[0][l] = p.e0; e[1][l] = f32_mul(p.e0, p.ratio); ratio2[l] = p.ratio2;
+        vv[0][l] = vv[1][l] = 0.0f;
+        for (int k = 0; k < 4; k++) vq[k][l] = qq[k][l] = 0.0f;
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) {
+        const float v0 = f32_mul(y[i][l], e[0][l]), v1 = f32_mul(y[i][l], e[1][l]);
+        q[i][l] = e2m1_round(v0);
+        q1[i][l] = e2m1_round(v1);
+        vv[i / 8][l] = f32_fma(v0, v0, vv[i / 8][l]);
+        vq[i / 8][l] = f32_fma(v0, q[i][l], vq[i / 8][l]); qq[i / 8][l] = f32_fma(q[i][l], q[i][l], qq[i / 8][l]);
+        vq[2 + i / 8][l] = f32_fma(v1, q1[i][l], vq[2 + i / 8][l]); qq[2 + i / 8][l] = f32_fma(q1[i][l], q1[i][l], qq[2 + i / 8][l]);
+    }
+    EACH_LANE(l) {
+        const float V = f32_add(vv[0][l], vv[1][l]);
+        const EdenTry t0 = eden_try(m[0][l], V, f32_add(vq[0][l], vq[1][l]), f32_add(qq[0][l], qq[1][l]));
+        const EdenTry t1 = eden_try(m[1][l], f32_mul(V, ratio2[l]), f32_add(vq[2][l], vq[3][l]), f32_add(qq[2][l], qq[3][l]));
+        second[l] = (uint32_t)eden_second_is_better(t0, t1);
+        c[l] = second[l] ? t1.c : t0.c;
+    }
+    UNROLL for (int i = 0; i < 16; i++) EACH_LANE(l) q[i][l] = second[l] ? q1[i][l] : q[i][l];
 }
 // The tensor scale from max c. No block has c: s_t = 1.
 HD float ms_eden_posthoc_tensor_scale(float cmax) {

@@ -1,4 +1,4 @@
-// dev/cuda/quantize.cu: the ladder of the forward quantizers (amax, rtn and four_six 1x16).
+// dev/cuda/quantize.cu: the ladder of the forward quantizers (amax; rtn, four_six and the scale searches, 1x16).
 //   nvcc -std=c++17 -O3 -arch=native -Xcompiler "-ffp-contract=off -fopenmp" dev/cuda/quantize.cu -o quantize && ./quantize
 #include "ladder.cuh"
 
@@ -8,9 +8,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The first rung: a thread a block, the block functions of quantize.h as they are, every store where it falls.
 
-static __global__ void naive_kernel(const bf16 *x, int64_t blocks, int four_six, const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st) {
+static __global__ void naive_kernel(const bf16 *x, int64_t blocks, Rounding rounding, const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st) {
     const int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const TensorScale ts = nvfp4_tensor_scale(*amax, 1.0f, four_six ? FOUR_SIX_BOUND : RTN_BOUND);
+    const TensorScale ts = nvfp4_tensor_scale(*amax, 1.0f, rounding == ROUND_RTN ? RTN_BOUND : FOUR_SIX_BOUND);
     if (k == 0) *st = *amax < INFINITY ? ts.st : NAN;
     if (k >= blocks) return;
     LaneBlock v, q;
@@ -18,8 +18,9 @@ static __global__ void naive_kernel(const bf16 *x, int64_t blocks, int four_six,
     uint32_t sb[1];
     for (int i = 0; i < 16; i++) v[i][0] = __bfloat162float(x[16 * k + i]);
     block_amax(v, most);
-    if (four_six) four_six_block(v, most, ts, q, sb);
-    else nvfp4_rtn_block(v, most, ts, q, sb);
+    if (rounding == ROUND_FOUR_SIX) four_six_block(v, most, ts, q, sb);
+    else if (rounding == ROUND_RTN) nvfp4_rtn_block(v, most, ts, q, sb);
+    else search_block(v, most, ts, 0, rounding == ROUND_SEARCH_TRUE, q, sb);
     for (int i = 0; i < 8; i++) codes[8 * k + i] = (uint8_t)(e2m1_encode(q[2 * i][0]) | e2m1_encode(q[2 * i + 1][0]) << 4);
     for (int i = 0; i < 16; i++) decoded[16 * k + i] = __float2bfloat16_rn(f32_mul(q[i][0], e4m3_decode(sb[0])));
     scales[k] = (uint8_t)sb[0];
@@ -29,8 +30,10 @@ enum Version { NAIVE, AFTER_3, AFTER_4, AFTER_5, AHEAD_3, AHEAD_4, AHEAD_5, TRAI
 static const char *const VERSION_NAMES[] = {"naive", "next after, 3 CTAs", "next after, 4 CTAs", "next after, 5 CTAs",
                                             "next ahead, 3 CTAs", "next ahead, 4 CTAs", "next ahead, 5 CTAs", "trainer", "native"};
 template <bool AHEAD, int CTAS> static void variant_launch(Rounding rounding, const ForwardJob &job) {
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, false, AHEAD, CTAS>(0, job);
-    else forward_start<false, false, AHEAD, CTAS>(0, job);
+    if (rounding == ROUND_FOUR_SIX) forward_start<MODE_FOUR_SIX, false, AHEAD, CTAS>(0, job);
+    else if (rounding == ROUND_SEARCH) forward_start<MODE_SEARCH, false, AHEAD, CTAS>(0, job);
+    else if (rounding == ROUND_SEARCH_TRUE) forward_start<MODE_SEARCH_TRUE, false, AHEAD, CTAS>(0, job);
+    else forward_start<MODE_RTN, false, AHEAD, CTAS>(0, job);
 }
 
 static const OperandSpec FOUR_SIX = NVFP4(ROUND_FOUR_SIX, BLOCK_1X16);
@@ -43,11 +46,11 @@ static void version_launch(Version v, Rounding rounding, const bf16 *x, int64_t 
     if (v > NAIVE && v < TRAINER) {
         static void (*const variants[])(Rounding, const ForwardJob &) = {variant_launch<false, 3>, variant_launch<false, 4>, variant_launch<false, 5>,
                                                                          variant_launch<true, 3>, variant_launch<true, 4>, variant_launch<true, 5>};
-        variants[v - 1](rounding, forward_job(rounding, x, rows, cols, amax, codes, scales, decoded, st, other, alpha));
+        variants[v - 1](rounding, forward_job(&spec, 0, x, rows, cols, amax, codes, scales, decoded, st, other, alpha));
     }
     if (v != NAIVE) return;
     const int64_t blocks = rows * cols / 16;
-    naive_kernel<<<(int)ceil_div(blocks, 256), 256>>>(x, blocks, rounding == ROUND_FOUR_SIX, amax, codes, scales, decoded, st);
+    naive_kernel<<<(int)ceil_div(blocks, 256), 256>>>(x, blocks, rounding, amax, codes, scales, decoded, st);
     CUDA_LAUNCHED();
 }
 
@@ -98,6 +101,9 @@ static void check_formulations(Ladder *l) {
     for (int i = 0; i < 4; i++) ladder_check(l, w[(size_t)i] == 0, "%s: %llu inputs differ from the definition", names[i], w[(size_t)i]);
 }
 
+static const Rounding ROUNDINGS[] = {ROUND_RTN, ROUND_FOUR_SIX, ROUND_SEARCH, ROUND_SEARCH_TRUE};
+static const char *rounding_name(Rounding r) { return r == ROUND_RTN ? "rtn" : r == ROUND_FOUR_SIX ? "four_six" : r == ROUND_SEARCH ? "search" : "search_true"; }
+static int version_has(Version v, Rounding r) { return v != NATIVE || r == ROUND_RTN || r == ROUND_FOUR_SIX; }
 static void check_tensor(Ladder *l, Version v, Rounding rounding, DataKind kind, int64_t rows, int64_t cols) {
     const int64_t n = rows * cols, blocks = n / 16, tiled = tiled_scale_bytes(rows, cols), scale_count = v == NATIVE ? tiled : blocks;
     const std::vector<uint16_t> bits = make_data(kind, rows, cols, (uint64_t)(rows * 131 + cols));
@@ -119,7 +125,7 @@ static void check_tensor(Ladder *l, Version v, Rounding rounding, DataKind kind,
     CUDA_CHECK(cudaDeviceSynchronize());
     const float got_st = dst.host(1)[0];
     char what[160];
-    snprintf(what, sizeof what, "%s %s, %s, %lld x %lld", VERSION_NAMES[v], rounding == ROUND_RTN ? "rtn" : "four_six", DATA_NAMES[kind], (long long)rows, (long long)cols);
+    snprintf(what, sizeof what, "%s %s, %s, %lld x %lld", VERSION_NAMES[v], rounding_name(rounding), DATA_NAMES[kind], (long long)rows, (long long)cols);
     ladder_check(l, same_or_both_nan(st, got_st), "%s: tensor scale %a, CPU %a", what, got_st, st);
     if (v != NAIVE) ladder_check(l, same_or_both_nan(alpha.host(1)[0], f32_mul(st, 0.37f)), "%s: alpha %a", what, alpha.host(1)[0]);
     if (isnan(st)) return;  // a non-finite tensor: the scale says so, and nothing else is promised
@@ -171,6 +177,8 @@ static void check_large(Ladder *l) {
 // Instructions a value in the main loop of sm_90a code.
 #define COUNT_RTN 18.0
 #define COUNT_FOUR_SIX 32.0
+#define COUNT_SEARCH 49.0
+#define COUNT_TRUE 8.0
 
 static void time_shape(const Ladder *l, int64_t rows, int64_t cols) {
     const int64_t n = rows * cols;
@@ -183,13 +191,13 @@ static void time_shape(const Ladder *l, int64_t rows, int64_t cols) {
     snprintf(title, sizeof title, "forward quantizers, %lld x %lld", (long long)rows, (long long)cols);
     ladder_heading(title);
     ladder_row(l, "amax", ladder_time([&](int i) { amax_launch(0, x[i % copies], n, amax); }), (double)n, 2, 0);
-    for (int r = 0; r < 2; r++) for (int v = 0; v < VERSIONS; v++) {
-        const Rounding rounding = r ? ROUND_FOUR_SIX : ROUND_RTN;
+    for (Rounding rounding : ROUNDINGS) for (int v = 0; v < VERSIONS; v++) {
+        if (!version_has((Version)v, rounding)) continue;
         const double ms = ladder_time([&](int i) {
             version_launch((Version)v, rounding, x[i % copies], rows, cols, amax, codes, scales, decoded[i % copies], st, NULL, NULL); });
         char name[64];
-        snprintf(name, sizeof name, "%s, %s", r ? "four_six" : "rtn", VERSION_NAMES[v]);
-        ladder_row(l, name, ms, (double)n, v == NATIVE ? 2.5625 : 4.5625, v != NAIVE && v != NATIVE ? (r ? COUNT_FOUR_SIX : COUNT_RTN) : 0);
+        snprintf(name, sizeof name, "%s, %s", rounding_name(rounding), VERSION_NAMES[v]);
+        ladder_row(l, name, ms, (double)n, v == NATIVE ? 2.5625 : 4.5625, v == NAIVE || v == NATIVE ? 0 : rounding == ROUND_RTN ? COUNT_RTN : rounding == ROUND_FOUR_SIX ? COUNT_FOUR_SIX : COUNT_SEARCH + (rounding == ROUND_SEARCH_TRUE ? COUNT_TRUE : 0));
     }
     for (int i = 0; i < copies; i++) { CUDA_CHECK(cudaFree(x[i])); CUDA_CHECK(cudaFree(decoded[i])); }
 }
@@ -201,7 +209,7 @@ int main(int argc, char **argv) {
     static const int64_t shapes[][2] = {{1, 16}, {3, 48}, {127, 640}, {128, 128}, {257, 1024}, {130, 80}};
     for (const int64_t *s : shapes)
         for (int v = 0; v < VERSIONS && !(l.small && s[1] > 128); v++) for (int kind = 0; kind < DATA_KINDS; kind++)
-            for (Rounding r : {ROUND_RTN, ROUND_FOUR_SIX}) check_tensor(&l, (Version)v, r, (DataKind)kind, s[0], s[1]);
+            for (Rounding r : ROUNDINGS) if (version_has((Version)v, r)) check_tensor(&l, (Version)v, r, (DataKind)kind, s[0], s[1]);
     if (l.large) check_large(&l);
     if (!l.quick) {
         ladder_ceilings(&l);

@@ -5,7 +5,7 @@
 #include "../../llmc/cpu/pack.h"
 #include "../../llmc/cuda/quantize.cuh"
 
-static const OperandSpec EDEN = NVFP4_ROTATED(ROUND_MS_EDEN_POSTHOC, 128, FROM_ORIGINAL), FOUR_SIX = NVFP4(ROUND_FOUR_SIX, BLOCK_1X16);
+static const OperandSpec EDEN = NVFP4_ROTATED(ROUND_MS_EDEN_POSTHOC, 128, FROM_ORIGINAL), SEARCHED = NVFP4_ROTATED(ROUND_MS_EDEN_SEARCH, 128, FROM_ORIGINAL), FOUR_SIX = NVFP4(ROUND_FOUR_SIX, BLOCK_1X16);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The first rung: a CTA a run, the run in shared memory, a barrier a stage, and the block functions of quantize.h as they are.
@@ -70,11 +70,15 @@ static void variant_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, 
     job.x = dy;
     eden_side(&job, ALONG_N, n); job.side[ALONG_N].decoded = along_n;
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].decoded = along_m;
-    const int ctas = eden_start<SOURCE_BF16, DO_N | DO_M, STAGES, false, APART>(0, job);
+    const int ctas = eden_start<SOURCE_BF16, DO_N | DO_M, STAGES, EDEN_DECODED, APART>(0, job);
     eden_finish(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL);
 }
 static void trainer_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
     eden_both_launch(0, &EDEN, dy, M, N, along_n, along_m, n, m, workspace, st);
+}
+// MS-EDEN with the better of two scales a block (quartet2-search).
+static void searched_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
+    eden_both_launch(0, &SEARCHED, dy, M, N, along_n, along_m, n, m, workspace, st);
 }
 struct Version { const char *name; void (*launch)(const bf16 *, int64_t, int64_t, bf16 *, bf16 *, EdenAddress, EdenAddress, void *, float *); double bytes, instructions; };
 
@@ -84,6 +88,8 @@ struct Version { const char *name; void (*launch)(const bf16 *, int64_t, int64_t
 #define COUNT_COMMON 54.9
 #define COUNT_ONE 26.5
 #define COUNT_REQUANT 31.0
+#define COUNT_SEARCHED 75.0
+#define COUNT_REQUANT_SEARCHED 43.0
 static const Version VERSIONS[] = {
     {"naive: barrier a stage", naive_launch, 8, 0},
     {"a direction a kernel", separate_launch, 8.25, 2 * COUNT_ONE},
@@ -92,6 +98,7 @@ static const Version VERSIONS[] = {
     {"2 buffers, common code", variant_launch<2, false>, 6.25, COUNT_COMMON},
     {"2 buffers, own code", variant_launch<2, true>, 6.25, COUNT_APART},
     {"trainer's choice", trainer_launch, 6.25, EDEN_APART ? COUNT_APART : COUNT_COMMON},
+    {"two scales searched", searched_launch, 6.25, COUNT_SEARCHED},
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -110,11 +117,11 @@ static int same_or_both_nan(float a, float b) { return f32_bits(a) == f32_bits(b
 
 // A decoded operand against the CPU's (codes x s_b and s_t): bits, but for the sign of a zero.
 static void check_decoded(Ladder *l, const char *what, const bf16 *device, float device_st, const std::vector<float> &x, int64_t rows,
-                          int64_t cols, int along_rows, EdenAddress a) {
+                          int64_t cols, int along_rows, EdenAddress a, const OperandSpec *spec = &EDEN) {
     const int64_t n = rows * cols;
     std::vector<float> want((size_t)n);
     const QuantizeRandom random = random_of(a);
-    const float st = quantize_tensor(want.data(), NULL, x.data(), rows, cols, along_rows, &EDEN, &random, 1);
+    const float st = quantize_tensor(want.data(), NULL, x.data(), rows, cols, along_rows, spec, &random, 1);
     ladder_check(l, same_or_both_nan(st, device_st), "%s: tensor scale %a, CPU %a", what, device_st, st);
     const std::vector<uint16_t> got = host_copy((const uint16_t *)device, n);
     if (isnan(st)) {  // the operand must not look healthy
@@ -171,9 +178,10 @@ static void check_both(Ladder *l, DataKind kind, int64_t M, int64_t N) {
         CUDA_CHECK(cudaDeviceSynchronize());
         const std::vector<float> s = st.host(2);
         snprintf(what, sizeof what, "%s, along N, %s, %lld x %lld", v.name, DATA_NAMES[kind], (long long)M, (long long)N);
-        check_decoded(l, what, (const bf16 *)along_n.p, s[0], x, M, N, 0, an);
+        const OperandSpec *spec = v.launch == searched_launch ? &SEARCHED : &EDEN;
+        check_decoded(l, what, (const bf16 *)along_n.p, s[0], x, M, N, 0, an, spec);
         snprintf(what, sizeof what, "%s, along M, %s, %lld x %lld", v.name, DATA_NAMES[kind], (long long)M, (long long)N);
-        check_decoded(l, what, (const bf16 *)along_m.p, s[1], x, M, N, 1, am);
+        check_decoded(l, what, (const bf16 *)along_m.p, s[1], x, M, N, 1, am, spec);
     }
     DeviceArray<uint8_t> codes_n(std::vector<uint8_t>((size_t)(n / 2), 0xAA)), codes_m(std::vector<uint8_t>((size_t)(n / 2), 0xAA));
     DeviceArray<uint8_t> tiled_n(std::vector<uint8_t>((size_t)tiled_scale_bytes(M, N), 0xAA)), tiled_m(std::vector<uint8_t>((size_t)tiled_scale_bytes(N, M), 0xAA));
@@ -206,6 +214,15 @@ static void check_requant(Ladder *l, DataKind kind, int64_t rows, int64_t cols) 
     const float saved_st = saved.host(1)[0];
     check_decoded(l, what, (const bf16 *)out.p, st.host(1)[0], values, rows, cols, 1, a);
     ladder_check(l, same_or_both_nan(alpha.host(1)[0], f32_mul(saved_st, 1.0f / 128.0f)), "%s: alpha %a of saved scale %a", what, alpha.host(1)[0], saved_st);
+    eden_requant_launch(0, &SEARCHED, codes, scales, rows, cols, (bf16 *)out.p, a, saved, alpha, workspace, st);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    snprintf(what, sizeof what, "requant, two scales searched, %s, %lld x %lld", DATA_NAMES[kind], (long long)rows, (long long)cols);
+    check_decoded(l, what, (const bf16 *)out.p, st.host(1)[0], values, rows, cols, 1, a, &SEARCHED);
+    // and the one direction of a tensor that was not saved
+    eden_one_launch(0, &SEARCHED, (const bf16 *)x.p, rows, cols, 0, (bf16 *)out.p, a, workspace, st);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    snprintf(what, sizeof what, "along N only, two scales searched, %s, %lld x %lld", DATA_NAMES[kind], (long long)rows, (long long)cols);
+    check_decoded(l, what, (const bf16 *)out.p, st.host(1)[0], as_floats(x.host(n)), rows, cols, 0, a, &SEARCHED);
 
     quantize_forward_native_launch(0, &FOUR_SIX, (const bf16 *)x.p, rows, cols, amax, codes, tiled, saved, NULL, NULL);
     eden_requant_native_launch(0, codes, tiled, rows, cols, codes_t, tiled_t, a, saved, alpha, workspace, st);
@@ -317,7 +334,7 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
     job.x = x[0];
     eden_side(&job, ALONG_N, a); job.side[ALONG_N].decoded = along_n[0];
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].decoded = along_m[0];
-    const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, false>(0, job);
+    const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, EDEN_DECODED>(0, job);
     ladder_row(l, "  of it, looking for blocks to mend", ladder_time([&](int) { eden_finish(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL); }), (double)n, 0, 0);
 
     for (int i = 0; i < copies; i++) shrink_kernel<<<1024, 256>>>(x[i], M, N);
@@ -328,6 +345,8 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
     quantize_forward_launch(0, &FOUR_SIX, x[0], M, N, amax, codes, scales, NULL, saved, NULL, NULL);
     ladder_row(l, "saved X again, along M", ladder_time([&](int i) {
         eden_requant_launch(0, &EDEN, codes, scales, M, N, along_m[i % copies], b, saved, alpha, workspace, st); }), (double)n, 2.6875, COUNT_REQUANT);
+    ladder_row(l, "saved X again, two scales searched", ladder_time([&](int i) {
+        eden_requant_launch(0, &SEARCHED, codes, scales, M, N, along_m[i % copies], b, saved, alpha, workspace, st); }), (double)n, 2.6875, COUNT_REQUANT_SEARCHED);
     for (int i = 0; i < copies; i++) { CUDA_CHECK(cudaFree(x[i])); CUDA_CHECK(cudaFree(along_n[i])); CUDA_CHECK(cudaFree(along_m[i])); }
 }
 

@@ -212,10 +212,13 @@ def eden_codes(yb, m):
 
 
 def eden_align(q, m, V, D, u):
-    """c = bf16(m*S), S = V/D. The tensor scale is the power of two at or above max(c)/256, and the block scales are c over it,
-    rounded stochastically."""
+    """c = bf16(m*S), S = V/D."""
     S = (V / np.where(D > 0, D, f32(1))).astype(f32)
-    c = bf16((m * S).astype(f32))
+    return eden_scales(q, bf16((m * S).astype(f32)), u)
+
+
+def eden_scales(q, c, u):
+    """The tensor scale is the power of two at or above max(c)/256, and the block scales are c over it, rounded stochastically."""
     mantissa, exponent = np.frexp(float(c.max()) / 256)
     st = f32(1) if c.max() == 0 else f32(2.0 ** (exponent - 1 if mantissa == 0.5 else exponent))
     return q.reshape(q.shape[0], -1), e4m3_sr((c / st).astype(f32), u.reshape(c.shape)), st
@@ -256,8 +259,8 @@ def search(x, every, true):
         sb = np.where(amax > 0, np.minimum(first + offset, 126), 0).astype(np.uint8)
         v, d = encode(xb, sb, st)
         q = e2m1_rne(v)
-        r = (xb - (e2m1_value(q) * d[..., None]).astype(f32)).astype(f32)
-        return sum8((r * r).astype(f32)), q, sb
+        r = (xb.astype(f64) - e2m1_value(q).astype(f64) * d[..., None].astype(f64)).astype(f32)  # rounded once
+        return dot8(r, r), q, sb
 
     q, sb = best_of(attempt(o) for o in (range(9) if every else (0, 1, 5, 6)))
     if true:
@@ -268,11 +271,45 @@ def search(x, every, true):
     return q.reshape(R, C), sb, st
 
 
-def ms_eden_search(x, signs, u, every):
-    """MS-EDEN post hoc with m of least squared error among values of four significant bits, upward from amax/7 or amax/6."""
+def eden_attempt(yb, m, e, V):
+    """Of a candidate: codes, <v,v> (V if given), c = bf16(m*S), and its expected error over <y,y>, plus 1: A (1 + f(1-f)(step/c)^2)."""
+    v = (yb * e[..., None]).astype(f32)
+    q = e2m1_rne(v)
+    g = e2m1_value(q)
+    V = dot8(v, v) if V is None else V
+    r = (f32(1) / np.maximum(dot8(v, g), f32(1))).astype(f32)
+    S = (V * r).astype(f32)
+    c = bf16((m * S).astype(f32))
+    A = (S * (dot8(g, g) * r).astype(f32)).astype(f32)
+    t = np.where(c > 0, 2 * np.frexp(c.astype(f64))[0], 1)
+    k = t * 8 - np.floor(t * 8)
+    return q, V, c, A, (t * t).astype(f32), (t * t + k * (1 - k) / 64).astype(f32)
+
+
+def ms_eden_search_two(x, signs, u):
+    """MS-EDEN post hoc with the better of two m: the block's largest value goes to 4, or to 6 (6.4 where the second largest of four maxima is near it)."""
     R, C = x.shape
     yb = fwht(x, np.tile(signs, C // 128), 128).reshape(R, C // 16, 16)
-    first = cut((np.abs(yb).max(-1) * f32(f32(1) / f32(7 if every else 6))).astype(f32), 4)
+    top = np.sort(np.abs(yb).reshape(R, C // 16, 4, 4).max(-2), -1)
+    amax, near = top[..., 3], top[..., 2] >= (top[..., 3] * f32(0.8)).astype(f32)
+    m0 = (amax * np.where(near, f32(0.15625), f32(1 / 6))).astype(f32)
+    some = m0 >= 2.0 ** -100
+    m0, m1 = np.where(some, m0, 0).astype(f32), np.where(some, (amax * f32(0.25)).astype(f32), 0).astype(f32)
+    e0 = np.where(some, f32(1) / np.where(some, m0, f32(1)), 0).astype(f32)
+    q0, V, c0, A0, w0, h0 = eden_attempt(yb, m0, e0, None)
+    e1 = (e0 * np.where(near, f32(0.625), f32(4 / 6))).astype(f32)
+    q1, _, c1, A1, w1, h1 = eden_attempt(yb, m1, e1, (V * np.where(near, f32(0.390625), f32(4 / 9))).astype(f32))
+    better = ((A1 * h1).astype(f32) * w0).astype(f32) < ((A0 * h0).astype(f32) * w1).astype(f32)
+    return eden_scales(np.where(better[..., None], q1, q0), np.where(better, c1, c0), u)
+
+
+def ms_eden_search(x, signs, u, every):
+    """MS-EDEN post hoc with m of least squared error among values of four significant bits, upward from amax/7; or (not every) the better of two."""
+    if not every:
+        return ms_eden_search_two(x, signs, u)
+    R, C = x.shape
+    yb = fwht(x, np.tile(signs, C // 128), 128).reshape(R, C // 16, 16)
+    first = cut((np.abs(yb).max(-1) * f32(f32(1) / f32(7))).astype(f32), 4)
 
     def attempt(offset):
         mantissa, exponent = np.frexp(first.astype(f64))
@@ -285,7 +322,7 @@ def ms_eden_search(x, signs, u, every):
         steps = (m * inverse).astype(f32)
         return (E * (steps * steps).astype(f32)).astype(f32), q, m, V, D
 
-    q, m, V, D = best_of(attempt(o) for o in (range(9) if every else (0, 1, 4, 5)))
+    q, m, V, D = best_of(attempt(o) for o in range(9))
     return eden_align(q, m, V, D, u)
 
 
@@ -454,7 +491,7 @@ def table(n=1 << 22):
         show("search true " + ("all" if every else "four"), dequant(*search(x, every, True)), x)
     y = fwht(x, np.tile(s, 8), 128)
     for every in (False, True):
-        show("ms_eden search " + ("all" if every else "four"), dequant(*ms_eden_search(x, s, per_block(), every)), y)
+        show("ms_eden search " + ("all" if every else "two"), dequant(*ms_eden_search(x, s, per_block(), every)), y)
     show("ms_eden 128", dequant(*ms_eden(x, s, per_block())), y)
     show("ms_eden_posthoc 128", dequant(*ms_eden_posthoc(x, s, per_block())), y)
     y = fwht(x, np.ones(1024, f32), 32) * f32(32 ** -.5)

@@ -148,6 +148,15 @@ static float ref_correction(const float *y, const float *qd) {
     const float D = ref_sum(p);
     return D > 0 ? ref_sum(n) / D : 1;
 }
+// The squared error, each difference and each sum rounded once.
+static float ref_fused_error(const float *x, const float *q, float d) {
+    float sum[2] = {0, 0};
+    for (int i = 0; i < 16; i++) {
+        const float r = fmaf(-q[i], d, x[i]);
+        sum[i / 8] = fmaf(r, r, sum[i / 8]);
+    }
+    return sum[0] + sum[1];
+}
 // The scale search: every candidate by the comments of quantize.h, one after the other.
 static RefBlock ref_search(const float *x, TensorScale ts, int all, int is_true) {
     static const int few[4] = {0, 1, 5, 6};
@@ -162,7 +171,8 @@ static RefBlock ref_search(const float *x, TensorScale ts, int all, int is_true)
         int sb = first + (all ? k : few[k]);
         if (sb > 126) sb = 126;
         if (amax == 0) sb = 0;
-        const float error = ref_codes(x, sb, ts.st, q);
+        ref_codes(x, sb, ts.st, q);
+        const float error = ref_fused_error(x, q, (float)E4M3_GRID.value[sb] * ts.st);
         if (error < least) { least = error; b.sb = sb; memcpy(b.q, q, sizeof q); }
     }
     if (is_true && b.sb) {
@@ -194,16 +204,50 @@ static float ref_eden(const float *y, float m, float q[16], float *error) {
     const float D = p[0] + p[1];
     return bf16_round(m * ((n[0] + n[1]) / (D > 0 ? D : 1)));
 }
-static RefBlock ref_eden_search(const float *y, int all) {
-    static const int few[4] = {0, 1, 4, 5};
+// Two candidates; the expected error of each from its own c's place in its binade, in float64. Float32 decides otherwise where the two are all but
+// equal: *tie then, and either will do.
+static RefBlock ref_eden_pair(const float *y, RefBlock *other, int *tie) {
+    float top[4] = {0, 0, 0, 0}, amax = 0, second = 0;
+    RefBlock b[2];
+    double cost[2];
+    memset(b, 0, sizeof b);
+    for (int i = 0; i < 16; i++) { top[i % 4] = fmaxf(top[i % 4], fabsf(y[i])); amax = fmaxf(amax, fabsf(y[i])); }
+    for (int j = 0, seen = 0; j < 4; j++) { if (top[j] == amax && !seen) { seen = 1; continue; } second = fmaxf(second, top[j]); }
+    const int near_ = second >= amax * 0.8f;
+    const float m0 = amax * (near_ ? 1 / 6.4f : 1.0f / 6), e0 = 1 / m0, m[2] = {m0, amax * 0.25f}, e[2] = {e0, e0 * (near_ ? 0.625f : 4.0f / 6)};
+    memset(other, 0, sizeof *other);
+    if (m0 < 0x1p-100f) return *other;                                 // its inverse would leave float32's range: zero
+    const double ratio = near_ ? 0.390625 : (double)(4.0f / 9);
+    float n[2] = {0, 0};
+    for (int k = 0; k < 2; k++) {
+        float p[2] = {0, 0}, qq = 0;
+        for (int i = 0; i < 16; i++) {
+            const float v = y[i] * e[k];
+            b[k].q[i] = ref_e2m1(v);
+            if (k == 0) n[i / 8] = fmaf(v, v, n[i / 8]);
+            p[i / 8] = fmaf(v, b[k].q[i], p[i / 8]);
+            qq += b[k].q[i] * b[k].q[i];                               // exact
+        }
+        const float V = k ? (n[0] + n[1]) * (float)ratio : n[0] + n[1], r = 1 / (p[0] + p[1]);
+        b[k].c = bf16_round(m[k] * (V * r));
+        int exponent;
+        const double t = 2 * frexp((double)b[k].c, &exponent), place = t * 8 - floor(t * 8), step = 0.125 / t;
+        cost[k] = (double)V * qq / ((double)(p[0] + p[1]) * (p[0] + p[1])) * (1 + place * (1 - place) * step * step);
+    }
+    const int second_is_better = cost[1] < cost[0];
+    *tie = fabs(cost[1] - cost[0]) < 1e-6;
+    *other = b[!second_is_better];
+    return b[second_is_better];
+}
+static RefBlock ref_eden_search(const float *y) {
     RefBlock b;
     memset(&b, 0, sizeof b);
     float amax = 0, q[16], least = INFINITY;
     for (int i = 0; i < 16; i++) amax = fmaxf(amax, fabsf(y[i]));
-    const float first = ref_cut(amax * (all ? 1.0f / 7 : 1.0f / 6), 4), inverse = first > 0 ? 1 / first : 0;
-    for (int k = 0; k < (all ? 9 : 4); k++) {
+    const float first = ref_cut(amax * (1.0f / 7), 4), inverse = first > 0 ? 1 / first : 0;
+    for (int k = 0; k < 9; k++) {
         float m = first, error;
-        for (int up = 0; up < (all ? k : few[k]); up++) m += ldexpf(1, first > 0 ? ilogbf(m) - 3 : 0);  // the next of four bits
+        for (int up = 0; up < k; up++) m += ldexpf(1, first > 0 ? ilogbf(m) - 3 : 0);  // the next of four bits
         if (first == 0) m = 0;
         const float c = ref_eden(y, m, q, &error), steps = m * inverse;
         error *= steps * steps;
@@ -253,15 +297,18 @@ static void check_lanes(Rounding rounding, int all, LaneBlock x, TensorScale ts,
     else if (rounding == ROUND_SR) nvfp4_sr_block(x, amax, ts, u, q, sb);
     else if (rounding == ROUND_MS_EDEN) ms_eden_block(x, amax, ts, first, q, sb);
     else if (rounding == ROUND_MS_EDEN_POSTHOC) ms_eden_posthoc_block(x, amax, q, c);
-    else if (rounding == ROUND_MS_EDEN_SEARCH) ms_eden_search_block(x, amax, all, q, c);
+    else if (rounding == ROUND_MS_EDEN_SEARCH && all) ms_eden_search_all_block(x, amax, q, c);
+    else if (rounding == ROUND_MS_EDEN_SEARCH) ms_eden_search_block(x, q, c);
     else search_block(x, amax, ts, all, rounding == ROUND_SEARCH_TRUE, q, sb);
     for (int l = 0; l < LANES; l++) {
         float column[16];
         uint32_t words[16];
         for (int i = 0; i < 16; i++) { column[i] = x[i][l]; words[i] = u[i][l]; }
-        RefBlock b = rounding == ROUND_MS_EDEN_SEARCH ? ref_eden_search(column, all)
+        int tie = 0;
+        RefBlock other, b = rounding == ROUND_MS_EDEN_SEARCH ? (all ? ref_eden_search(column) : ref_eden_pair(column, &other, &tie))
                    : rounding == ROUND_SEARCH || rounding == ROUND_SEARCH_TRUE ? ref_search(column, ts, all, rounding == ROUND_SEARCH_TRUE)
                    : ref_block(rounding, column, ts, words);
+        if (tie && f32_bits(b.c) != f32_bits(c[l])) b = other;
         if (b.sb != (int)sb[l] || f32_bits(b.c) != f32_bits(c[l])) fail_msg("rounding %d: scale %u, c %.9g; expected %d, %.9g", (int)rounding, sb[l], (double)c[l], b.sb, (double)b.c);
         for (int i = 0; i < 16; i++)
             if (q[i][l] != b.q[i]) fail_msg("rounding %d: value %.9g gives %g, expected %g", (int)rounding, (double)column[i], (double)q[i][l], (double)b.q[i]);

@@ -272,8 +272,9 @@ FN uint32_t tile_posthoc_codes(Tile t, const QuantizeJob *j, TilePlace p) {
             float (*x)[LANES] = t[g] + b * NVFP4_BLOCK, amax[LANES], c[LANES];
             LaneBlock q;
             block_amax(x, amax);
-            if (j->spec->rounding == ROUND_MS_EDEN_SEARCH) ms_eden_search_block(x, amax, j->spec->search == SEARCH_ALL, q, c);
-            else ms_eden_posthoc_block(x, amax, q, c);
+            if (j->spec->rounding != ROUND_MS_EDEN_SEARCH) ms_eden_posthoc_block(x, amax, q, c);
+            else if (j->spec->search == SEARCH_ALL) ms_eden_search_all_block(x, amax, q, c);
+            else ms_eden_search_block(x, q, c);
             memcpy(x, q, sizeof q);
             for (int l = 0; l < LANES && g * LANES + l < p.rows; l++) {
                 j->c[(p.o + g * LANES + l) * blocks + p.i / NVFP4_BLOCK + b] = c[l];

@@ -50,7 +50,7 @@ FN int operand_is_fp8(const OperandSpec *s) { return s->format == FORMAT_E4M3 ||
 FN OperandKind operand_kind(const Recipe *r, int gemm, int operand) {
     const OperandSpec *s = operand_spec(r, gemm, operand);
     const int forward = gemm == GEMM_FORWARD, nearest = s->rounding == ROUND_RTN || s->rounding == ROUND_FOUR_SIX;
-    const int search = s->rounding == ROUND_SEARCH || s->rounding == ROUND_SEARCH_TRUE, no_rotation = s->rotation == 0;
+    const int few = s->search == SEARCH_FEW, search = few && (s->rounding == ROUND_SEARCH || s->rounding == ROUND_SEARCH_TRUE), no_rotation = s->rotation == 0;
     if (s->format == FORMAT_FLOAT && no_rotation) {
         // wgrad's B is X, the forward's A; dgrad's B is W, the forward's B.
         const int again = s->source == FROM_FORWARD && operand_kind(r, GEMM_FORWARD, gemm == GEMM_WGRAD ? OPERAND_A : OPERAND_B) != KIND_PLAIN;
@@ -59,7 +59,7 @@ FN OperandKind operand_kind(const Recipe *r, int gemm, int operand) {
     if (s->format == FORMAT_NVFP4 && s->block == BLOCK_16X16 && forward && operand == OPERAND_B && nearest && no_rotation) return KIND_SQUARE;
     if (s->format == FORMAT_NVFP4 && s->block == BLOCK_1X16) {
         if (forward && no_rotation && (nearest || search)) return KIND_NVFP4;
-        if (!forward && s->rotation == 128 && (s->rounding == ROUND_MS_EDEN_POSTHOC || s->rounding == ROUND_MS_EDEN_SEARCH)) return KIND_EDEN;
+        if (!forward && s->rotation == 128 && (s->rounding == ROUND_MS_EDEN_POSTHOC || (few && s->rounding == ROUND_MS_EDEN_SEARCH))) return KIND_EDEN;
         if (!forward && (nearest || s->rounding == ROUND_SR)) return KIND_TILES;
     }
     if (s->format == FORMAT_MXFP4 && forward && s->rounding == ROUND_QUEST) return KIND_QUEST;

@@ -117,20 +117,68 @@ __device__ __forceinline__ uint32_t eden_block(const float y[16], float v[16], u
     return pack_bf16x2(0.0f, f32_mul(m, S));
 }
 
+// ms_eden_search_block() of 16 values, the same way. (1/m and 1/<v,q> as f32_reciprocal() has them: <v,q> is 0, or 16 to 600.)
+struct EdenSums { float vq, qq; };
+__device__ __forceinline__ EdenSums eden_candidate(const float y[16], float e, uint32_t q[8]) {
+    float vq[2] = {0.0f, 0.0f}, qq[2] = {0.0f, 0.0f}, r[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float v = f32_mul(y[i], e);
+        r[i] = e2m1_round_unclamped(v);
+        vq[i / 8] = f32_fma(v, r[i], vq[i / 8]);
+        qq[i / 8] = f32_fma(r[i], r[i], qq[i / 8]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) q[i] = pack_bf16x2(r[2 * i], r[2 * i + 1]);
+    const EdenSums s = {f32_add(vq[0], vq[1]), f32_add(qq[0], qq[1])};
+    return s;
+}
+__device__ __forceinline__ EdenTry eden_try_fast(float m, float vv, EdenSums s) {
+    EdenTry t;
+    const float r = f32_reciprocal(fmaxf(s.vq, 1.0f)), S = f32_mul(vv, r);
+    t.c = f32_from_bits(pack_bf16x2(0.0f, f32_mul(m, S)));
+    t.A = f32_mul(S, f32_mul(s.qq, r));
+    return t;
+}
+__device__ __forceinline__ uint32_t eden_block_search(const float y[16], uint32_t q[8]) {
+    float a[8], vv[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 8; i++) a[i] = fmaxf(fabsf(y[i]), fabsf(y[i + 8]));
+#pragma unroll
+    for (int i = 0; i < 4; i++) a[i] = fmaxf(a[i], a[i + 4]);
+    const float high0 = fmaxf(a[0], a[2]), high1 = fmaxf(a[1], a[3]), amax = fmaxf(high0, high1);
+    const float second = fmaxf(fminf(high0, high1), fmaxf(fminf(a[0], a[2]), fminf(a[1], a[3])));
+    const bool near_ = second >= f32_mul(amax, EDEN_NEAR);
+    const float m0 = f32_mul(amax, near_ ? 0.15625f : 1.0f / 6.0f), m1 = f32_mul(amax, 0.25f);
+    const float e0 = m0 >= AMAX_FLOOR ? f32_reciprocal(m0) : 0.0f, e1 = f32_mul(e0, near_ ? 0.625f : 4.0f / 6.0f);
+#pragma unroll
+    for (int i = 0; i < 16; i++) { const float v = f32_mul(y[i], e0); vv[i / 8] = f32_fma(v, v, vv[i / 8]); }
+    uint32_t q1[8];
+    const float V = f32_add(vv[0], vv[1]);
+    const EdenTry t0 = eden_try_fast(m0, V, eden_candidate(y, e0, q)), t1 = eden_try_fast(m1, f32_mul(V, near_ ? 0.390625f : 4.0f / 9.0f), eden_candidate(y, e1, q1));
+    const bool second_is_better = eden_second_is_better(t0, t1);
+#pragma unroll
+    for (int i = 0; i < 8; i++) q[i] = second_is_better ? q1[i] : q[i];
+    return f32_bits(second_is_better ? t1.c : t0.c);
+}
+
+// What a kernel does to a block and what it writes: MS-EDEN decoded or packed, or with a searched scale, decoded.
+enum EdenForm { EDEN_DECODED, EDEN_PACKED, EDEN_SEARCHED };
+
 // Quantizes a rotated run. u: the blocks' random words; sign: theirs (run_block_sign). out: decoded, pairs of BF16; or codes, a word
 // for eight. c: bits of the blocks' c. cmin, cmax: least of c's bits - 1 and greatest of c's bits, kept going.
-template <bool NATIVE>
+template <EdenForm FORM>
 __device__ __forceinline__ void run_quantize(const float y[EDEN_VALUES], const uint32_t u[2], const uint32_t sign[2], float scale_back,
                                              uint32_t out[EDEN_VALUES / 2], uint32_t c[2], uint32_t &cmin, uint32_t &cmax) {
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         float v[16];
         uint32_t q[8];
-        c[b] = eden_block(y + 16 * b, v, q);
+        c[b] = FORM == EDEN_SEARCHED ? eden_block_search(y + 16 * b, q) : eden_block(y + 16 * b, v, q);
         if (scale_back != 1.0f) c[b] = f32_bits(f32_mul(f32_from_bits(c[b]), scale_back));
         cmin = min(cmin, c[b] - 1u);
         cmax = max(cmax, c[b]);
-        if (NATIVE) {
+        if (FORM == EDEN_PACKED) {
 #pragma unroll
             for (int i = 0; i < 2; i++) out[2 * b + i] = convert_e2m1x8_numbers(v + 8 * i) ^ (sign[b] ? 0x88888888u : 0u);
         } else {
@@ -314,7 +362,7 @@ __device__ __forceinline__ void tile_words(EdenShared &common, const EdenJob &jo
 
 // One direction of one tile: work (rows and columns of the tile) -> side.c, common.least and, decoded, `to`; packed, side.codes.
 // -> greatest c of the thread. barrier: other warps may still be reading the rows that this one is about to overwrite.
-template <bool NATIVE>
+template <EdenForm FORM>
 __device__ __forceinline__ uint32_t eden_pass(const EdenJob &job, bool along_m, EdenTile at, uint8_t *work, uint8_t *to, EdenShared &common,
                                               float scale_back, bool barrier) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, direction = along_m ? ALONG_M : ALONG_N;
@@ -333,7 +381,8 @@ __device__ __forceinline__ uint32_t eden_pass(const EdenJob &job, bool along_m, 
         u[half] = words[run_block(place.part, half) / 4 * (4 * EDEN_TILE)];
         sign[half] = run_block_sign(place.part, half);
     }
-    run_quantize<NATIVE>(y, u, sign, scale_back, out, c, cmin, cmax);
+    constexpr bool NATIVE = FORM == EDEN_PACKED;
+    run_quantize<FORM>(y, u, sign, scale_back, out, c, cmin, cmax);
     side.c[(along_m ? at.m * job.N + row : row * job.tiles_n + at.n) * 4 + place.part] = __byte_perm(c[0], c[1], place.part & 1 ? 0x3276 : 0x7632);
     cmin = __reduce_min_sync(0xFFFFFFFFu, cmin);
     if (lane == 0) common.least[direction][warp] = cmin;
@@ -369,10 +418,11 @@ __device__ __forceinline__ void tile_finish(const EdenJob &job, EdenTile at, Ede
     }
 }
 
-template <EdenSource SOURCE, int DIRECTIONS, int STAGES, bool NATIVE, bool APART>
+template <EdenSource SOURCE, int DIRECTIONS, int STAGES, EdenForm FORM, bool APART>
 __global__ void __launch_bounds__(EDEN_THREADS, 2) eden_kernel(const __grid_constant__ EdenJob job) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ EdenShared common;
+    constexpr bool NATIVE = FORM == EDEN_PACKED;
     constexpr int STAGE_BYTES = eden_stage_bytes<SOURCE>();
     constexpr bool SECOND = eden_has_second_tile<SOURCE, DIRECTIONS>();
     constexpr float SCALE_BACK = SOURCE == SOURCE_BF16 ? 1.0f : 1.0f / PACKED_SCALE;
@@ -408,13 +458,13 @@ __global__ void __launch_bounds__(EDEN_THREADS, 2) eden_kernel(const __grid_cons
         }
         uint8_t *columns = SECOND ? second : work;
         if (APART || DIRECTIONS != (DO_N | DO_M)) {
-            if (DIRECTIONS & DO_M) cmax[1] = max(cmax[1], eden_pass<NATIVE>(job, true, at, work, columns, common, SCALE_BACK, false));
-            if (DIRECTIONS & DO_N) cmax[0] = max(cmax[0], eden_pass<NATIVE>(job, false, at, work, work, common, SCALE_BACK, DIRECTIONS & DO_M));
+            if (DIRECTIONS & DO_M) cmax[1] = max(cmax[1], eden_pass<FORM>(job, true, at, work, columns, common, SCALE_BACK, false));
+            if (DIRECTIONS & DO_N) cmax[0] = max(cmax[0], eden_pass<FORM>(job, false, at, work, work, common, SCALE_BACK, DIRECTIONS & DO_M));
         } else {
 #pragma unroll 1
             for (int direction = ALONG_M; direction >= ALONG_N; direction--) {
                 const bool along_m = direction == ALONG_M;
-                const uint32_t most = eden_pass<NATIVE>(job, along_m, at, work, along_m ? columns : work, common, SCALE_BACK, true);
+                const uint32_t most = eden_pass<FORM>(job, along_m, at, work, along_m ? columns : work, common, SCALE_BACK, true);
                 cmax[0] = max(cmax[0], along_m ? 0u : most);
                 cmax[1] = max(cmax[1], along_m ? most : 0u);
             }

@@ -198,28 +198,28 @@ FN void eden_side(EdenJob *job, int direction, EdenAddress a) {
 }
 
 
-template <EdenSource SOURCE, int DIRECTIONS, int STAGES, bool NATIVE, bool APART>
+template <EdenSource SOURCE, int DIRECTIONS, int STAGES, EdenForm FORM, bool APART>
 FN int eden_start(cudaStream_t stream, const EdenJob &job) {  // -> CTAs launched
     constexpr int bytes = eden_shared_bytes<SOURCE, DIRECTIONS, STAGES>();
     static int resident = 0;  // CTAs that fit the device at once
     if (!resident) {
         int each = 0;
-        CUDA_CHECK(cudaFuncSetAttribute(eden_kernel<SOURCE, DIRECTIONS, STAGES, NATIVE, APART>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, eden_kernel<SOURCE, DIRECTIONS, STAGES, NATIVE, APART>, EDEN_THREADS, bytes));
+        CUDA_CHECK(cudaFuncSetAttribute(eden_kernel<SOURCE, DIRECTIONS, STAGES, FORM, APART>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, eden_kernel<SOURCE, DIRECTIONS, STAGES, FORM, APART>, EDEN_THREADS, bytes));
         resident = device_attribute(cudaDevAttrMultiProcessorCount) * (each > 0 ? each : 1);
         if (resident > EDEN_MAX_CTAS) resident = EDEN_MAX_CTAS;
     }
     const int ctas = job.tiles < (uint32_t)resident ? (int)job.tiles : resident;
-    eden_kernel<SOURCE, DIRECTIONS, STAGES, NATIVE, APART><<<ctas, EDEN_THREADS, bytes, stream>>>(job);
+    eden_kernel<SOURCE, DIRECTIONS, STAGES, FORM, APART><<<ctas, EDEN_THREADS, bytes, stream>>>(job);
     CUDA_LAUNCHED();
     return ctas;
 }
 // Two stages where shared memory has room for them (and for EdenShared).
-template <EdenSource SOURCE, int DIRECTIONS, bool NATIVE>
+template <EdenSource SOURCE, int DIRECTIONS, EdenForm FORM>
 FN int eden_start_staged(cudaStream_t stream, const EdenJob &job) {
     const int room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - (int)sizeof(EdenShared);
-    return room >= eden_shared_bytes<SOURCE, DIRECTIONS, 2>() ? eden_start<SOURCE, DIRECTIONS, 2, NATIVE, EDEN_APART>(stream, job)
-                                                              : eden_start<SOURCE, DIRECTIONS, 1, NATIVE, EDEN_APART>(stream, job);
+    return room >= eden_shared_bytes<SOURCE, DIRECTIONS, 2>() ? eden_start<SOURCE, DIRECTIONS, 2, FORM, EDEN_APART>(stream, job)
+                                                              : eden_start<SOURCE, DIRECTIONS, 1, FORM, EDEN_APART>(stream, job);
 }
 // After eden_start. native: codes were written, scales are to come.
 FN void eden_finish(cudaStream_t stream, const EdenJob &job, int native, int directions, int ctas, float *st, const float *saved_st, float *alpha) {
@@ -231,37 +231,38 @@ FN void eden_finish(cudaStream_t stream, const EdenJob &job, int native, int dir
     CUDA_LAUNCHED();
 }
 
-FN void eden_check(const OperandSpec *spec) {
-    if (spec->rounding != ROUND_MS_EDEN_POSTHOC || spec->rotation != EDEN_TILE)
-        fatal("the GPU's MS-EDEN has no rounding %d with a rotation of %d: this is a bug", (int)spec->rounding, spec->rotation);
+// Decoded operands, by the spec's rounding.
+template <EdenSource SOURCE, int DIRECTIONS>
+FN int eden_start_decoded(cudaStream_t stream, const OperandSpec *spec, const EdenJob &job) {
+    if (spec->rounding == ROUND_MS_EDEN_POSTHOC && spec->rotation == EDEN_TILE) return eden_start_staged<SOURCE, DIRECTIONS, EDEN_DECODED>(stream, job);
+    if (spec->rounding != ROUND_MS_EDEN_SEARCH || spec->search != SEARCH_FEW || spec->rotation != EDEN_TILE)
+        fatal("the GPU's MS-EDEN has no rounding %d, search %d with a rotation of %d: this is a bug", (int)spec->rounding, (int)spec->search, spec->rotation);
+    return eden_start_staged<SOURCE, DIRECTIONS, EDEN_SEARCHED>(stream, job);
 }
 FN void eden_both_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m,
                              EdenAddress n, EdenAddress m, void *workspace, float *st) {
-    eden_check(spec);
     EdenJob job = eden_job(M, N, workspace);
     job.x = dy;
     eden_side(&job, ALONG_N, n); job.side[ALONG_N].decoded = along_n;
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].decoded = along_m;
-    const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, false>(stream, job);
+    const int ctas = eden_start_decoded<SOURCE_BF16, DO_N | DO_M>(stream, spec, job);
     eden_finish(stream, job, 0, DO_N | DO_M, ctas, st, NULL, NULL);
 }
 FN void eden_one_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *dy, int64_t M, int64_t N, int along_rows, bf16 *out,
                             EdenAddress a, void *workspace, float *st) {
-    eden_check(spec);
     EdenJob job = eden_job(M, N, workspace);
     const int direction = along_rows ? ALONG_M : ALONG_N;
     job.x = dy;
     eden_side(&job, direction, a); job.side[direction].decoded = out;
-    const int ctas = along_rows ? eden_start_staged<SOURCE_BF16, DO_M, false>(stream, job) : eden_start_staged<SOURCE_BF16, DO_N, false>(stream, job);
+    const int ctas = along_rows ? eden_start_decoded<SOURCE_BF16, DO_M>(stream, spec, job) : eden_start_decoded<SOURCE_BF16, DO_N>(stream, spec, job);
     eden_finish(stream, job, 0, 1 << direction, ctas, st, NULL, NULL);
 }
 FN void eden_requant_launch(cudaStream_t stream, const OperandSpec *spec, const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t cols,
                                 bf16 *out, EdenAddress a, const float *saved_st, float *alpha, void *workspace, float *st) {
-    eden_check(spec);
     EdenJob job = eden_job(rows, cols, workspace);
     job.codes = codes; job.scales = scales;
     eden_side(&job, ALONG_M, a); job.side[ALONG_M].decoded = out;
-    const int ctas = eden_start_staged<SOURCE_PACKED, DO_M, false>(stream, job);
+    const int ctas = eden_start_decoded<SOURCE_PACKED, DO_M>(stream, spec, job);
     eden_finish(stream, job, 0, DO_M, ctas, st, saved_st, alpha);
 }
 FN void eden_both_native_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t N,
@@ -271,7 +272,7 @@ FN void eden_both_native_launch(cudaStream_t stream, const bf16 *dy, int64_t M, 
     job.x = dy;
     eden_side(&job, ALONG_N, n); job.side[ALONG_N].codes = codes_n; job.side[ALONG_N].tiled = tiled_n;
     eden_side(&job, ALONG_M, m); job.side[ALONG_M].codes = codes_m; job.side[ALONG_M].tiled = tiled_m;
-    const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, true>(stream, job);
+    const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, EDEN_PACKED>(stream, job);
     eden_finish(stream, job, 1, DO_N | DO_M, ctas, st, NULL, NULL);
 }
 FN void eden_requant_native_launch(cudaStream_t stream, const uint8_t *codes, const uint8_t *tiled_scales, int64_t rows,
@@ -280,7 +281,7 @@ FN void eden_requant_native_launch(cudaStream_t stream, const uint8_t *codes, co
     EdenJob job = eden_job(rows, cols, workspace);
     job.codes = codes; job.scales = tiled_scales;
     eden_side(&job, ALONG_M, a); job.side[ALONG_M].codes = codes_t; job.side[ALONG_M].tiled = tiled_t;
-    const int ctas = eden_start_staged<SOURCE_PACKED_TILED, DO_M, true>(stream, job);
+    const int ctas = eden_start_staged<SOURCE_PACKED_TILED, DO_M, EDEN_PACKED>(stream, job);
     eden_finish(stream, job, 1, DO_M, ctas, st, saved_st, alpha_factor);
 }
 

@@ -15,6 +15,7 @@
 #define AMAX_THREADS 512
 #define FORWARD_FOUR_SIX true, 4       // the trainer's choice of AHEAD and CTAS, see forward_kernel
 #define FORWARD_RTN true, 5
+#define FORWARD_SEARCH true, 3
 
 // ---------------------------------------------------------------------------------------------------------------------
 // amax. Bits of magnitudes are in the order of the magnitudes, and those of a NaN are largest: a NaN makes amax NaN.
@@ -41,6 +42,7 @@ FN void amax_launch(cudaStream_t stream, const bf16 *x, int64_t count, float *am
 // ---------------------------------------------------------------------------------------------------------------------
 // A block of 16 values
 
+enum ForwardMode { MODE_RTN, MODE_FOUR_SIX, MODE_SEARCH, MODE_SEARCH_TRUE };
 struct ForwardBlock {
     uint32_t q[8];   // pairs of BF16 of the E2M1 grid, up to the sign of a zero; CODES: q[0] and q[1] are the sixteen codes
     uint32_t sb;     // E4M3 code
@@ -80,7 +82,7 @@ __device__ __forceinline__ void block_codes(const float x[16], float e, uint32_t
     q[1] = convert_e2m1x8_numbers(v + 8);
 }
 // By the block functions of quantize.h: for the rare block whose scale is so small that values lie beyond 7 and must saturate.
-template <bool FOUR_SIX, bool CODES>
+template <ForwardMode MODE, bool CODES>
 __device__ __noinline__ ForwardBlock block_saturating(uint4 w0, uint4 w1, float amax, TensorScale ts) {
     const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
     LaneBlock in, out;
@@ -88,7 +90,7 @@ __device__ __noinline__ ForwardBlock block_saturating(uint4 w0, uint4 w1, float 
     float most[1] = {amax};
 #pragma unroll
     for (int i = 0; i < 16; i++) in[i][0] = bf16_decode((uint16_t)(words[i / 2] >> (i % 2 * 16)));
-    if (FOUR_SIX) four_six_block(in, most, ts, out, &b.sb);
+    if (MODE == MODE_FOUR_SIX) four_six_block(in, most, ts, out, &b.sb);
     else nvfp4_rtn_block(in, most, ts, out, &b.sb);
 #pragma unroll
     for (int i = 0; i < 8; i++) b.q[i] = pack_bf16x2(out[2 * i][0], out[2 * i + 1][0]);
@@ -125,7 +127,64 @@ __device__ __forceinline__ float words_amax(const uint32_t w[8]) {
     memcpy(&most, &a[0], 4);
     return fmaxf(f32_from_bits(most << 16), f32_from_bits(most & 0xFFFF0000u));
 }
-template <bool FOUR_SIX, bool CODES>
+// search_block() of magnitudes, which have the same errors. A scale so small that values lie beyond 7 can only be the first candidate's, but for
+// the rarest blocks, whose E4M3 scales are subnormal: those go by the block function itself.
+template <bool TRUE_MAGNITUDE>
+__device__ __noinline__ ForwardBlock block_search_small(uint4 w0, uint4 w1, float amax, TensorScale ts) {
+    const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
+    LaneBlock in, out;
+    ForwardBlock b;
+    float most[1] = {amax};
+#pragma unroll
+    for (int i = 0; i < 16; i++) in[i][0] = bf16_decode((uint16_t)(words[i / 2] >> (i % 2 * 16)));
+    search_block(in, most, ts, 0, TRUE_MAGNITUDE, out, &b.sb);
+#pragma unroll
+    for (int i = 0; i < 8; i++) b.q[i] = pack_bf16x2(out[2 * i][0], out[2 * i + 1][0]);
+    return b;
+}
+// The second half of search_block(): the scale times S. x and q are magnitudes, q packed.
+__device__ __forceinline__ uint32_t block_true_scale(const float x[16], const uint32_t q[8], uint32_t sb, float d) {
+    float xx[2] = {0.0f, 0.0f}, xq[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const float a = fabsf(x[i]), v = f32_from_bits(i % 2 ? q[i / 2] & 0xFFFF0000u : q[i / 2] << 16);
+        xx[i / 8] = f32_add(xx[i / 8], f32_mul(a, a));
+        xq[i / 8] = f32_add(xq[i / 8], f32_mul(a, f32_mul(v, d)));
+    }
+    const float N = f32_add(xx[0], xx[1]), D = f32_add(xq[0], xq[1]), S = D > 0.0f ? f32_div(N, D) : 1.0f;
+    return sb ? u32_max(e4m3_encode(f32_mul(e4m3_decode(sb), S)), 1u) : 0u;
+}
+template <bool TRUE_MAGNITUDE>
+__device__ __forceinline__ ForwardBlock block_search(uint4 w0, uint4 w1, const float x[16], float amax, TensorScale ts) {
+    ForwardBlock b;
+    float least = 0.0f, best_d = 0.0f;
+    const uint32_t first = search_first(amax, ts, 0);
+    if (first > 0u && first < 16u) return block_search_small<TRUE_MAGNITUDE>(w0, w1, amax, ts);
+    b.sb = 0u;
+#pragma unroll
+    for (int k = 0; k < SEARCH_FEW_COUNT; k++) {
+        const uint32_t code = search_scale(first, 0, k);
+        const float d = f32_mul(e4m3_decode(code), ts.st), e = code ? f32_reciprocal(d) : 0.0f;
+        float error[2] = {0.0f, 0.0f}, r[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            r[i] = e2m1_round_unclamped(f32_mul(fabsf(x[i]), e));
+            if (k == 0) r[i] = fminf(r[i], E2M1_MAX);
+            const float miss = f32_fma(-r[i], d, fabsf(x[i]));
+            error[i / 8] = f32_fma(miss, miss, error[i / 8]);
+        }
+        const float sum = f32_add(error[0], error[1]);
+        const bool better = k == 0 || sum < least;
+        least = better ? sum : least;
+        b.sb = better ? code : b.sb;
+        best_d = better ? d : best_d;
+#pragma unroll
+        for (int i = 0; i < 8; i++) { const uint32_t two = pack_bf16x2(r[2 * i], r[2 * i + 1]); b.q[i] = better ? two : b.q[i]; }
+    }
+    if (TRUE_MAGNITUDE) b.sb = block_true_scale(x, b.q, b.sb, best_d);
+    return b;
+}
+template <ForwardMode MODE, bool CODES>
 __device__ __forceinline__ ForwardBlock block_forward(uint4 w0, uint4 w1, TensorScale ts) {
     const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
     ForwardBlock b;
@@ -133,12 +192,13 @@ __device__ __forceinline__ ForwardBlock block_forward(uint4 w0, uint4 w1, Tensor
 #pragma unroll
     for (int i = 0; i < 8; i++) { x[2 * i] = f32_from_bits(words[i] << 16); x[2 * i + 1] = f32_from_bits(words[i] & 0xFFFF0000u); }
     const float amax = words_amax(words);
+    if (MODE >= MODE_SEARCH) return block_search<MODE == MODE_SEARCH_TRUE>(w0, w1, x, amax, ts);
     const float t = f32_mul(amax, ts.inv);
     const ForwardScale six = forward_scale(t, ts.st);
     // The second candidate's scale is no smaller. Fails for NaN too.
-    if (!(f32_mul(amax, six.e) < 7.0f)) return block_saturating<FOUR_SIX, CODES>(w0, w1, amax, ts);
+    if (!(f32_mul(amax, six.e) < 7.0f)) return block_saturating<MODE, CODES>(w0, w1, amax, ts);
     float s = six.s;
-    if (FOUR_SIX) {
+    if (MODE == MODE_FOUR_SIX) {
         const ForwardScale four = forward_scale(f32_mul(t, 1.5f), ts.st);
         uint32_t q4[8];
         const float error6 = block_try<true>(x, six.d, six.e, b.q), error4 = block_try<true>(x, four.d, four.e, q4);
@@ -179,7 +239,7 @@ __device__ __forceinline__ void block_load(const ForwardJob &job, uint64_t k, ui
     w[1] = from[1];
 }
 // AHEAD: a thread's next block is loaded before it works on this one, or after. CTAS: an SM's, which limits registers.
-template <bool FOUR_SIX, bool TILED, bool AHEAD, int CTAS>
+template <ForwardMode MODE, bool TILED, bool AHEAD, int CTAS>
 static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(const __grid_constant__ ForwardJob job) {
     __shared__ uint4 staged[FORWARD_THREADS / 32][64];  // a warp's 32 decoded blocks, in chunks of 16 bytes
     constexpr bool CODES = TILED && CONVERT_E2M1_HARDWARE;
@@ -188,7 +248,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(c
     // Where a lane puts its block's two chunks of 16 bytes, and where it takes chunks lane and lane + 32 from. Chunk i lies at
     // i ^ bit 3 of i: eight neighbouring lanes then meet eight different groups of banks both ways.
     uint4 *put = mine + ((2 * lane) ^ ((lane >> 2) & 1)), *take = mine + (lane ^ ((lane >> 3) & 1));
-    const TensorScale ts = nvfp4_tensor_scale(*job.amax, 1.0f, FOUR_SIX ? FOUR_SIX_BOUND : RTN_BOUND);
+    const TensorScale ts = nvfp4_tensor_scale(*job.amax, 1.0f, MODE == MODE_RTN ? RTN_BOUND : FOUR_SIX_BOUND);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         const float st = f32_abs(*job.amax) < INFINITY ? ts.st : f32_from_bits(0x7FC00000u);
         *job.st = st;
@@ -204,7 +264,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(c
         const uint4 w[2] = {ahead[0], ahead[1]};
         if (AHEAD) block_load(job, (uint64_t)k + step, ahead);
         const uint32_t words[8] = {w[0].x, w[0].y, w[0].z, w[0].w, w[1].x, w[1].y, w[1].z, w[1].w};
-        ForwardBlock b = block_forward<FOUR_SIX, CODES>(w[0], w[1], ts);
+        ForwardBlock b = block_forward<MODE, CODES>(w[0], w[1], ts);
         uint32_t sign[8];  // the input's: a negative value that rounded to zero keeps it
 #pragma unroll
         for (int i = 0; i < 8; i++) sign[i] = words[i] & 0x80008000u;
@@ -228,22 +288,24 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(c
     }
 }
 
-template <bool FOUR_SIX, bool TILED, bool AHEAD, int CTAS> static void forward_start(cudaStream_t stream, const ForwardJob &job) {
+template <ForwardMode MODE, bool TILED, bool AHEAD, int CTAS> static void forward_start(cudaStream_t stream, const ForwardJob &job) {
     static int resident = 0;
     if (!resident) {
         int each = 0;
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, forward_kernel<FOUR_SIX, TILED, AHEAD, CTAS>, FORWARD_THREADS, 0));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, forward_kernel<MODE, TILED, AHEAD, CTAS>, FORWARD_THREADS, 0));
         resident = device_attribute(cudaDevAttrMultiProcessorCount) * (each > 0 ? each : 1);
     }
     const int64_t work = ceil_div(job.blocks, FORWARD_THREADS);
-    forward_kernel<FOUR_SIX, TILED, AHEAD, CTAS><<<(int)(work < resident ? work : resident), FORWARD_THREADS, 0, stream>>>(job);
+    forward_kernel<MODE, TILED, AHEAD, CTAS><<<(int)(work < resident ? work : resident), FORWARD_THREADS, 0, stream>>>(job);
     CUDA_LAUNCHED();
 }
-FN ForwardJob forward_job(Rounding rounding, const bf16 *x, int64_t rows, int64_t cols, const float *amax, uint8_t *codes,
+FN ForwardJob forward_job(const OperandSpec *spec, int native, const bf16 *x, int64_t rows, int64_t cols, const float *amax, uint8_t *codes,
                               uint8_t *scales, bf16 *decoded, float *st, const float *other_st, float *alpha) {
     if (rows < 1 || cols < 16 || cols % 16)
         fatal("cannot quantize a tensor of %lld x %lld: columns must be a multiple of 16", (long long)rows, (long long)cols);
-    if (rounding != ROUND_RTN && rounding != ROUND_FOUR_SIX) fatal("the GPU's forward quantizer has no rounding %d: this is a bug", (int)rounding);
+    const int search = spec->rounding == ROUND_SEARCH || spec->rounding == ROUND_SEARCH_TRUE;
+    if ((spec->rounding != ROUND_RTN && spec->rounding != ROUND_FOUR_SIX && !search) || (search && (native || spec->search != SEARCH_FEW)))
+        fatal("the GPU's %s forward quantizer has no rounding %d, search %d: this is a bug", native ? "packed" : "decoded", (int)spec->rounding, (int)spec->search);
     if (!codes != !scales) fatal("the forward quantizer writes codes and scales or neither: this is a bug");
     if (rows > (1ll << 31) / (cols / 16)) fatal("cannot quantize a tensor of %lld x %lld: it is too large", (long long)rows, (long long)cols);
     ForwardJob job;
@@ -255,18 +317,22 @@ FN ForwardJob forward_job(Rounding rounding, const bf16 *x, int64_t rows, int64_
 FN void quantize_forward_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                     const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st,
                                     const float *other_st, float *alpha) {
-    const ForwardJob job = forward_job(spec->rounding, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
-    if (spec->rounding == ROUND_FOUR_SIX) forward_start<true, false, FORWARD_FOUR_SIX>(stream, job);
-    else forward_start<false, false, FORWARD_RTN>(stream, job);
+    const ForwardJob job = forward_job(spec, 0, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
+    switch (spec->rounding) {
+    case ROUND_FOUR_SIX: forward_start<MODE_FOUR_SIX, false, FORWARD_FOUR_SIX>(stream, job); break;
+    case ROUND_SEARCH: forward_start<MODE_SEARCH, false, FORWARD_SEARCH>(stream, job); break;
+    case ROUND_SEARCH_TRUE: forward_start<MODE_SEARCH_TRUE, false, FORWARD_SEARCH>(stream, job); break;
+    default: forward_start<MODE_RTN, false, FORWARD_RTN>(stream, job);
+    }
 }
 FN int64_t tiled_scale_bytes(int64_t rows, int64_t cols) { return ceil_div(rows, 128) * ceil_div(cols / 16, 4) * 512; }
 FN void quantize_forward_native_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                            const float *amax, uint8_t *codes, uint8_t *tiled_scales, float *st,
                                            const float *other_st, float *alpha) {
-    const ForwardJob job = forward_job(spec->rounding, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
+    const ForwardJob job = forward_job(spec, 1, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
     if (rows % 128 || cols % 64) CUDA_CHECK(cudaMemsetAsync(tiled_scales, 0, (size_t)tiled_scale_bytes(rows, cols), stream));
-    if (spec->rounding == ROUND_FOUR_SIX) forward_start<true, true, FORWARD_FOUR_SIX>(stream, job);
-    else forward_start<false, true, FORWARD_RTN>(stream, job);
+    if (spec->rounding == ROUND_FOUR_SIX) forward_start<MODE_FOUR_SIX, true, FORWARD_FOUR_SIX>(stream, job);
+    else forward_start<MODE_RTN, true, FORWARD_RTN>(stream, job);
 }
 
 #endif

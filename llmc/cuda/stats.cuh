@@ -104,8 +104,9 @@ __device__ __forceinline__ float stats_block16(const StatsJob &job, const float 
 }
 __device__ __forceinline__ void stats_eden_codes(const StatsJob &job, LaneBlock v, float amax, LaneBlock q, float *c) {
     float most[1] = {amax}, cs[1];
-    if (job.spec.rounding == ROUND_MS_EDEN_SEARCH) ms_eden_search_block(v, most, job.spec.search == SEARCH_ALL, q, cs);
-    else ms_eden_posthoc_block(v, most, q, cs);
+    if (job.spec.rounding != ROUND_MS_EDEN_SEARCH) ms_eden_posthoc_block(v, most, q, cs);
+    else if (job.spec.search == SEARCH_ALL) ms_eden_search_all_block(v, most, q, cs);
+    else ms_eden_search_block(v, q, cs);
     *c = cs[0];
 }
 __device__ __forceinline__ bool stats_is_posthoc(const OperandSpec &s) {
