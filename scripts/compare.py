@@ -77,11 +77,11 @@ def group_runs(runs):
 
 
 def note_differences(groups, base):
-    """Says which options differ, for then the gap is not the recipe's alone."""
+    """Says which options differ, for then the gap is not the recipe's alone. An option that one of the programs did not have yet says nothing."""
     base = base["runs"][0]
     for r in (g["runs"][0] for g in groups):
         for key, value in r["options"].items():
-            if key not in MAY_DIFFER and value != base["options"].get(key):
+            if key not in MAY_DIFFER and value != base["options"].get(key, value):
                 print(f"note: {r['name']} was run with --{key} {value}, {base['name']} with {base['options'].get(key)}: the gap is not the recipe's alone")
 
 

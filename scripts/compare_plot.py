@@ -42,7 +42,7 @@ def plot_losses(axis, groups, looks, unigram, width):
 
 def plot_gaps(axis, groups, base, rows, looks, width):
     """Gaps at equal tokens. The seeds of a recipe are drawn thin, their mean with marks; the legend goes from the largest gap to the smallest."""
-    highest, zero, lines = 0.0, axis.axhline(0, color="black", lw=1, label=f"{base['name']}: the baseline"), []
+    shown, zero, lines = [0.0], axis.axhline(0, color="black", lw=1, label=f"{base['name']}: the baseline"), []
     means = dict(mean_curve(base["runs"], "evals"))
     for g, row, (color, style, marker) in zip(groups, rows, looks):
         if g is base:
@@ -62,9 +62,9 @@ def plot_gaps(axis, groups, base, rows, looks, width):
         line, = axis.plot([t / 1e6 for t, _ in gaps], [v for _, v in gaps], color=color, ls=style, marker=marker, ms=3.5, lw=1.5,
                           label=f"{g['name']} ({row['gap']:+.4f}{spread})")
         lines.append((row["gap"], line))
-        late = [abs(v) for t, v in gaps if t >= 0.25 * gaps[-1][0]]  # while losses fall fast, gaps are larger than ever after
-        highest = max([highest] + late)
-    axis.set_ylim(-0.5 * highest - 1e-3, 1.5 * highest + 1e-3)
+        shown += [v for t, v in gaps if t >= 0.25 * gaps[-1][0]]  # while losses fall fast, gaps are larger than ever after
+    margin = 0.25 * (max(shown) - min(shown)) + 1e-3
+    axis.set_ylim(min(shown) - margin, max(shown) + margin)
     axis.set(xlabel="million tokens", ylabel=f"loss minus {base['name']}'s (nats a token)", title=f"Gap to {base['name']} at equal tokens")
     return [line for _, line in sorted(lines, key=lambda pair: -pair[0])] + [zero]
 
