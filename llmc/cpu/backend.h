@@ -7,6 +7,7 @@
 #ifndef LLMC_CPU_BACKEND_H
 #define LLMC_CPU_BACKEND_H
 
+#include "../dist.h"
 #include "../llama.h"
 #include "attention.h"
 #include "linear.h"
@@ -40,7 +41,9 @@ struct Llama {
     char device[160];
 
     // With BF16 masters every value of params is a BF16 value held in a float32, so they are masters and working copy in one.
-    float *params, *grads, *adam_m, *adam_v;  // (table.total) each
+    float *params, *grads;              // (table.total) each
+    float *adam_m, *adam_v;             // (state_count): all of it, or with zero this rank's pieces of the buckets, one after another
+    int64_t state_count;
     LlamaLayer *layers;
     Linear head;                        // lm_head; its input is the final norm's output
     const float *embed, *final_norm;
@@ -159,8 +162,8 @@ FN void model_layout(Llama *m) {
     Arena *act = &m->blocks[BLOCK_ACTIVATIONS];
     m->params = arena_floats(&m->blocks[BLOCK_PARAMS], total);
     m->grads = arena_floats(&m->blocks[BLOCK_GRADS], total);
-    m->adam_m = arena_floats(&m->blocks[BLOCK_ADAM], total);
-    m->adam_v = arena_floats(&m->blocks[BLOCK_ADAM], total);
+    m->adam_m = arena_floats(&m->blocks[BLOCK_ADAM], m->state_count);
+    m->adam_v = arena_floats(&m->blocks[BLOCK_ADAM], m->state_count);
     float *shared_x = linear_keeps_x_operand(o->recipe) ? arena_floats(act, M * larger(c->width, c->ffn)) : NULL;
     for (int l = 0; l < c->layers; l++) layer_layout(m, l, M, shared_x);
     m->x_final = arena_floats(act, M * c->width);
@@ -187,6 +190,29 @@ FN void shape_check(const LlamaOptions *o) {
         fatal("a model of %d layers, width %d, ffn %d, vocab %d, batch %d of %d tokens is too large: at most 1024 layers, %d wide, %d tokens a "
               "micro-batch; use a smaller --batch or --seq", c->layers, c->width, c->ffn, c->vocab, o->batch, c->seq, big, INT32_MAX);
 }
+// Elements of the flat buffer, first .. first + count - 1, whose optimizer state lies at `state` of adam_m and adam_v.
+typedef struct { int64_t first, count, state; } OwnedRun;
+FN int model_ranks(const Llama *m) { return m->options.ranks > 1 ? m->options.ranks : 1; }
+// What a rank owns of a bucket.
+FN OwnedRun owned_run(const Llama *m, int bucket, int rank) {
+    const ParamBucket b = llama_bucket(&m->options.config, &m->table, bucket);
+    const OwnedRun whole = {b.first, b.count, b.first};
+    if (!m->options.zero || model_ranks(m) == 1) return whole;
+    const DistPiece p = dist_piece(b.count, rank, model_ranks(m));
+    OwnedRun run = {b.first + p.first, p.count, 0};
+    for (int i = 0; i < bucket; i++)
+        run.state += dist_piece(llama_bucket(&m->options.config, &m->table, i).count, rank, model_ranks(m)).count;
+    return run;
+}
+// The part of a tensor's `count` elements that a rank owns; count 0: none.
+FN OwnedRun owned_part(const Llama *m, const Param *p, int64_t count, int rank) {
+    OwnedRun run = owned_run(m, llama_bucket_of(&m->options.config, p), rank);
+    const int64_t from = larger(run.first, p->offset), end = run.first + run.count < p->offset + count ? run.first + run.count : p->offset + count;
+    run.state += from - run.first;
+    run.first = from;
+    run.count = end > from ? end - from : 0;
+    return run;
+}
 // A model without memory: table, threads, and how much each block will take.
 FN void model_shape(Llama *m, const LlamaOptions *o) {
     const LlamaConfig *c = &o->config;
@@ -203,6 +229,8 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     m->table = llama_param_table(c);
     m->layers = (LlamaLayer *)xcalloc((size_t)c->layers, sizeof(LlamaLayer));
     m->threads = thread_count();
+    const OwnedRun last = owned_run(m, llama_bucket_count(c) - 1, o->rank);
+    m->state_count = last.state + last.count;
     model_layout(m);
 }
 FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
@@ -267,11 +295,27 @@ FN float *state_of(Llama *m, enum LlamaState what, const Param *p) {
     float *base = what == LLAMA_PARAMS ? m->params : what == LLAMA_GRADS ? m->grads : what == LLAMA_ADAM_M ? m->adam_m : m->adam_v;
     return base + p->offset;
 }
+FN int state_is_sharded(const Llama *m, enum LlamaState what) {
+    return m->options.zero && model_ranks(m) > 1 && (what == LLAMA_ADAM_M || what == LLAMA_ADAM_V);
+}
 FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values) {
-    memcpy(values, state_of(m, what, p), (size_t)p->count * sizeof(float));
+    if (!state_is_sharded(m, what)) {
+        if (values) memcpy(values, state_of(m, what, p), (size_t)p->count * sizeof(float));
+        return;
+    }
+    const float *state = what == LLAMA_ADAM_M ? m->adam_m : m->adam_v;
+    for (int r = 0; r < model_ranks(m); r++) {
+        const OwnedRun run = owned_part(m, p, p->count, r);
+        if (run.count) dist_to_first(values ? values + (run.first - p->offset) : NULL, state + (r == m->options.rank ? run.state : 0), run.count, r);
+    }
 }
 // With BF16 masters, parameters are rounded to the nearest BF16 value.
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values) {
+    if (state_is_sharded(m, what)) {
+        const OwnedRun run = owned_part(m, p, p->count, m->options.rank);
+        memcpy((what == LLAMA_ADAM_M ? m->adam_m : m->adam_v) + run.state, values + (run.first - p->offset), (size_t)run.count * sizeof(float));
+        return;
+    }
     float *to = state_of(m, what, p);
     memcpy(to, values, (size_t)p->count * sizeof(float));
     if (what != LLAMA_PARAMS) return;
@@ -386,14 +430,28 @@ FN void layer_backward(Llama *m, LlamaLayer *l, int64_t B, int64_t T) {
     linear_backward(qkv, m->d_small, m->d_big, M, &m->work);
     rmsnorm_backward(m->d_stream, l->d_attn_norm, m->norm_parts, m->d_small, l->x_attn, l->attn_norm, l->rms_attn, M, d);
 }
-// From the gradient of the final norm's output, in m->d_small, to every parameter's.
-FN void model_backward(Llama *m, const int32_t *tokens, int64_t B, int64_t T) {
+// A bucket's gradients are complete: they become the sum over ranks; with ZeRO-1 only in the part that this rank owns.
+FN void bucket_reduce(Llama *m, int bucket) {
+    if (model_ranks(m) == 1) return;
+    const ParamBucket b = llama_bucket(&m->options.config, &m->table, bucket);
+    const DistType type = m->options.reduce_bf16 ? DIST_BF16 : DIST_F32;
+    if (m->options.zero) dist_reduce_scatter(m->grads + b.first, b.count, type);
+    else dist_allreduce(m->grads + b.first, b.count, type);
+}
+// From the gradient of the final norm's output, in m->d_small, to every parameter's. last: of the step, so that each bucket is reduced
+// when it is complete.
+FN void model_backward(Llama *m, const int32_t *tokens, int64_t B, int64_t T, int last) {
     const LlamaConfig *c = &m->options.config;
     const int64_t M = B * T, d = c->width;
     memset(m->d_stream, 0, (size_t)(M * d) * sizeof(float));
     rmsnorm_backward(m->d_stream, m->d_final_norm, m->norm_parts, m->d_small, m->x_final, m->final_norm, m->rms_final, M, d);
-    for (int l = c->layers - 1; l >= 0; l--) layer_backward(m, &m->layers[l], B, T);
+    if (last) bucket_reduce(m, c->layers + 1);
+    for (int l = c->layers - 1; l >= 0; l--) {
+        layer_backward(m, &m->layers[l], B, T);
+        if (last) bucket_reduce(m, l + 1);
+    }
     embedding_backward(m->d_embed, m->d_stream, tokens, M, d);
+    if (last) bucket_reduce(m, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -432,14 +490,49 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     check_tokens(targets, B * T, m->options.config.vocab, "target");
     m->work.micro = micro;
     model_forward(m, tokens, B, T);
-    m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches)));
-    model_backward(m, tokens, B, T);
+    m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches * model_ranks(m))));
+    model_backward(m, tokens, B, T, micro == m->options.micro_batches - 1);
     llama_stats_end(m);                                                // one micro-batch is measured
 }
 FN void llama_step_limits(Llama *m, float loss, float grad_norm) { m->loss_limit = loss; m->norm_limit = grad_norm; }
+// Sums over ranks, in their order, of the loss and of squared gradients, each rank giving the squares of a part of its own whether
+// it owns that or all: ZeRO-1 clips by the same bits. -> squared norm; the loss goes to m->loss_sum.
+FN double step_sums(Llama *m) {
+    if (model_ranks(m) == 1) return sum_of_squares(m->grads, m->table.total);
+    typedef struct { double loss, squares; } Sums;
+    Sums own = {m->loss_sum, 0}, *all = (Sums *)xcalloc((size_t)model_ranks(m), sizeof(Sums));
+    double squares = 0;
+    for (int i = 0; i < llama_bucket_count(&m->options.config); i++) {
+        const ParamBucket b = llama_bucket(&m->options.config, &m->table, i);
+        const DistPiece p = dist_piece(b.count, m->options.rank, model_ranks(m));
+        own.squares += sum_of_squares(m->grads + b.first + p.first, p.count);
+    }
+    dist_gather(&own, sizeof own, all);
+    m->loss_sum = 0;
+    for (int r = 0; r < model_ranks(m); r++) {
+        m->loss_sum += all[r].loss;
+        squares += all[r].squares;
+        if (!isfinite(all[r].loss) && !m->result.culprit) m->result.culprit = r + 1;
+    }
+    free(all);
+    return squares;
+}
+// The parameters that this rank owns; then, with ZeRO-1, everybody gets everybody's.
+FN void params_update(Llama *m, const AdamWScalars *k, float scale, const RngStream *random) {
+    for (int i = 0; i < m->table.count; i++) {
+        const Param *p = &m->table.params[i];
+        const OwnedRun run = owned_part(m, p, (p->count + 7) / 8 * 8, m->options.rank);
+        if (run.count) adamw_tensor(m->params, m->adam_m + run.state, m->adam_v + run.state, m->grads, run.first, run.count, k, p->decay, scale, random);
+    }
+    for (int i = 0; m->options.zero && i < llama_bucket_count(&m->options.config); i++) {
+        const ParamBucket b = llama_bucket(&m->options.config, &m->table, i);
+        dist_allgather(m->params + b.first, b.count, m->options.master_fp32 ? DIST_F32 : DIST_BF16);
+    }
+}
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
-    const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches;
-    const double norm = sqrt(sum_of_squares(m->grads, m->table.total));
+    const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches * model_ranks(m);
+    m->result.culprit = 0;
+    const double norm = sqrt(step_sums(m));
     m->result.loss = (float)(m->loss_sum / tokens);
     m->result.grad_norm = (float)norm;
     m->result.finite = isfinite(m->result.loss) && isfinite(m->result.grad_norm) &&
@@ -448,11 +541,7 @@ FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const AdamWScalars k = adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step);
     const float scale = o->clip > 0 && norm > o->clip ? (float)(o->clip / norm) : 1.0f;
     const RngStream random = rng_stream(m->options.seed, (uint32_t)o->step, rng_address(RNG_MASTER, 0, 0, 0, 0, 0));
-    for (int i = 0; i < m->table.count; i++) {
-        const Param *p = &m->table.params[i];
-        adamw_tensor(m->params, m->adam_m, m->adam_v, m->grads, p->offset, (p->count + 7) / 8 * 8, &k, p->decay, scale,
-                     m->options.master_fp32 ? NULL : &random);
-    }
+    params_update(m, &k, scale, m->options.master_fp32 ? NULL : &random);
     m->weights_ready = 0;
 }
 FN StepResult llama_step_result(Llama *m) { return m->result; }

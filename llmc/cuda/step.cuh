@@ -222,7 +222,7 @@ FN StepResult llama_step_result(Llama *m) {
     if (m->steps_read == m->steps_ended) fatal("a step's result was asked for before a step ended: this is a bug");
     const int slot = (int)(m->steps_read++ % RESULT_SLOTS);
     CUDA_CHECK(cudaEventSynchronize(m->result_ready[slot]));
-    const StepResult result = {m->host_stats[slot].loss, m->host_stats[slot].norm, m->host_stats[slot].finite};
+    const StepResult result = {m->host_stats[slot].loss, m->host_stats[slot].norm, m->host_stats[slot].finite, 0};
     return result;
 }
 
