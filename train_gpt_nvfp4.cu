@@ -298,7 +298,9 @@ static void output_claim(Run *r, int locked) {
 
 // What must be the same on every rank is compared before anything is computed.
 static void ranks_check(const RunConfig *c, const Data *d) {
+    static const char *const where[] = {"train-data", "val-data", "init-from"};  // hosts may keep them elsewhere: what is in them is compared
     cJSON *options = config_to_json(c), *model = config_model_to_json(&c->llama);
+    for (int i = 0; i < 3; i++) cJSON_DeleteItemFromObjectCaseSensitive(options, where[i]);
     char *told = json_print(options, 0), *shape = json_print(model, 0), *text, *advice = "give every process the same command line";
     dist_check_same("build", "revision " GIT_REVISION " by compiler " __VERSION__, "start the same program everywhere");
     text = xasprintf("%s,%s,\"zero\":%d,\"dist-host-staged\":%d", told, shape, (int)c->zero, (int)c->host_staged);
