@@ -20,7 +20,9 @@ import test_trainer as t
 SHORT = {"train_data": None, "total_batch": 24 * 64, "batch": 2, "steps": 6, "save_every": 3, "keep": 9, "recipe": "fp32", "master_weights": "fp32"}
 # A run that ends only when something ends it.
 LONG = {**SHORT, "steps": 1000000, "total_batch": None, "save_every": 5, "keep": 2}
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Threads that spin cost processes that share cores far more than they bring.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+ENV = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 HAS_MPI = shutil.which("mpirun") is not None and b"libmpi" in t.read(t.TRAINER) if os.path.exists(t.TRAINER) else False
 
 
