@@ -279,11 +279,12 @@ FN void dist_check_same(const char *what, const char *text, const char *advice) 
 // ---------------------------------------------------------------------------------------------------------------------
 // Values
 
-// The part of `count` elements (a multiple of 128) that a rank owns: whole runs of 128, as even as they come.
+// The part of `count` elements (a multiple of 128) that a rank owns: equal numbers of whole runs of 128, as NCCL's collectives want
+// them; what is left over, fewer runs than there are ranks, is the last rank's.
 typedef struct { int64_t first, count; } DistPiece;
 FN DistPiece dist_piece(int64_t count, int rank, int size) {
-    const int64_t units = count / DIST_UNIT, from = units * rank / size, to = units * (rank + 1) / size;
-    const DistPiece p = {from * DIST_UNIT, (to - from) * DIST_UNIT};
+    const int64_t each = count / DIST_UNIT / size * DIST_UNIT;
+    const DistPiece p = {rank * each, rank == size - 1 ? count - rank * each : each};
     return p;
 }
 // Elements of piece p from the k-th chunk on, at most one chunk.
@@ -292,7 +293,7 @@ FN DistPiece piece_chunk(DistPiece p, int64_t k) {
     const DistPiece c = {p.first + k * DIST_CHUNK, left < 0 ? 0 : left < DIST_CHUNK ? left : DIST_CHUNK};
     return c;
 }
-FN int64_t dist_chunks(int64_t count) { return (dist_piece(count, dist.size - 1, dist.size).count + DIST_UNIT + DIST_CHUNK - 1) / DIST_CHUNK; }
+FN int64_t dist_chunks(int64_t count) { return (dist_piece(count, dist.size - 1, dist.size).count + DIST_CHUNK - 1) / DIST_CHUNK; }
 FN size_t dist_bytes(int64_t count, DistType type) { return (size_t)count * (type == DIST_BF16 ? 2 : 4); }
 FN void dist_pack(void *to, const float *x, int64_t count, DistType type) {
     if (type == DIST_F32) { memcpy(to, x, (size_t)count * 4); return; }

@@ -127,7 +127,7 @@ static void test_pieces(void **state) {
                 const DistPiece p = dist_piece(units * DIST_UNIT, r, size);
                 assert_int_equal(p.first, at);
                 assert_int_equal(p.first % DIST_UNIT, 0);
-                assert_true(p.count >= units / size * DIST_UNIT && p.count <= (units / size + 1) * DIST_UNIT);
+                assert_int_equal(p.count, (units / size + (r == size - 1 ? units % size : 0)) * DIST_UNIT);
                 at += p.count;
             }
             assert_int_equal(at, units * DIST_UNIT);

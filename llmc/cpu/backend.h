@@ -9,6 +9,7 @@
 
 #include "../dist.h"
 #include "../llama.h"
+#include "../shard.h"
 #include "attention.h"
 #include "linear.h"
 #include "ops.h"
@@ -190,29 +191,6 @@ FN void shape_check(const LlamaOptions *o) {
         fatal("a model of %d layers, width %d, ffn %d, vocab %d, batch %d of %d tokens is too large: at most 1024 layers, %d wide, %d tokens a "
               "micro-batch; use a smaller --batch or --seq", c->layers, c->width, c->ffn, c->vocab, o->batch, c->seq, big, INT32_MAX);
 }
-// Elements of the flat buffer, first .. first + count - 1, whose optimizer state lies at `state` of adam_m and adam_v.
-typedef struct { int64_t first, count, state; } OwnedRun;
-FN int model_ranks(const Llama *m) { return m->options.ranks > 1 ? m->options.ranks : 1; }
-// What a rank owns of a bucket.
-FN OwnedRun owned_run(const Llama *m, int bucket, int rank) {
-    const ParamBucket b = llama_bucket(&m->options.config, &m->table, bucket);
-    const OwnedRun whole = {b.first, b.count, b.first};
-    if (!m->options.zero || model_ranks(m) == 1) return whole;
-    const DistPiece p = dist_piece(b.count, rank, model_ranks(m));
-    OwnedRun run = {b.first + p.first, p.count, 0};
-    for (int i = 0; i < bucket; i++)
-        run.state += dist_piece(llama_bucket(&m->options.config, &m->table, i).count, rank, model_ranks(m)).count;
-    return run;
-}
-// The part of a tensor's `count` elements that a rank owns; count 0: none.
-FN OwnedRun owned_part(const Llama *m, const Param *p, int64_t count, int rank) {
-    OwnedRun run = owned_run(m, llama_bucket_of(&m->options.config, p), rank);
-    const int64_t from = larger(run.first, p->offset), end = run.first + run.count < p->offset + count ? run.first + run.count : p->offset + count;
-    run.state += from - run.first;
-    run.first = from;
-    run.count = end > from ? end - from : 0;
-    return run;
-}
 // A model without memory: table, threads, and how much each block will take.
 FN void model_shape(Llama *m, const LlamaOptions *o) {
     const LlamaConfig *c = &o->config;
@@ -229,8 +207,7 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     m->table = llama_param_table(c);
     m->layers = (LlamaLayer *)xcalloc((size_t)c->layers, sizeof(LlamaLayer));
     m->threads = thread_count();
-    const OwnedRun last = owned_run(m, llama_bucket_count(c) - 1, o->rank);
-    m->state_count = last.state + last.count;
+    m->state_count = owned_count(o, &m->table);
     model_layout(m);
 }
 FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
@@ -295,24 +272,19 @@ FN float *state_of(Llama *m, enum LlamaState what, const Param *p) {
     float *base = what == LLAMA_PARAMS ? m->params : what == LLAMA_GRADS ? m->grads : what == LLAMA_ADAM_M ? m->adam_m : m->adam_v;
     return base + p->offset;
 }
-FN int state_is_sharded(const Llama *m, enum LlamaState what) {
-    return m->options.zero && model_ranks(m) > 1 && (what == LLAMA_ADAM_M || what == LLAMA_ADAM_V);
-}
 FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values) {
-    if (!state_is_sharded(m, what)) {
+    if (!state_is_sharded(&m->options, what)) {
         if (values) memcpy(values, state_of(m, what, p), (size_t)p->count * sizeof(float));
         return;
     }
     const float *state = what == LLAMA_ADAM_M ? m->adam_m : m->adam_v;
-    for (int r = 0; r < model_ranks(m); r++) {
-        const OwnedRun run = owned_part(m, p, p->count, r);
-        if (run.count) dist_to_first(values ? values + (run.first - p->offset) : NULL, state + (r == m->options.rank ? run.state : 0), run.count, r);
-    }
+    const OwnedRun own = owned_part(&m->options, &m->table, p, p->count, m->options.rank);
+    owned_gather(&m->options, &m->table, p, state + own.state, values);
 }
 // With BF16 masters, parameters are rounded to the nearest BF16 value.
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values) {
-    if (state_is_sharded(m, what)) {
-        const OwnedRun run = owned_part(m, p, p->count, m->options.rank);
+    if (state_is_sharded(&m->options, what)) {
+        const OwnedRun run = owned_part(&m->options, &m->table, p, p->count, m->options.rank);
         memcpy((what == LLAMA_ADAM_M ? m->adam_m : m->adam_v) + run.state, values + (run.first - p->offset), (size_t)run.count * sizeof(float));
         return;
     }
@@ -432,7 +404,7 @@ FN void layer_backward(Llama *m, LlamaLayer *l, int64_t B, int64_t T) {
 }
 // A bucket's gradients are complete: they become the sum over ranks; with ZeRO-1 only in the part that this rank owns.
 FN void bucket_reduce(Llama *m, int bucket) {
-    if (model_ranks(m) == 1) return;
+    if (llama_ranks(&m->options) == 1) return;
     const ParamBucket b = llama_bucket(&m->options.config, &m->table, bucket);
     const DistType type = m->options.reduce_bf16 ? DIST_BF16 : DIST_F32;
     if (m->options.zero) dist_reduce_scatter(m->grads + b.first, b.count, type);
@@ -490,7 +462,7 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     check_tokens(targets, B * T, m->options.config.vocab, "target");
     m->work.micro = micro;
     model_forward(m, tokens, B, T);
-    m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches * model_ranks(m))));
+    m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches * llama_ranks(&m->options))));
     model_backward(m, tokens, B, T, micro == m->options.micro_batches - 1);
     llama_stats_end(m);                                                // one micro-batch is measured
 }
@@ -498,18 +470,18 @@ FN void llama_step_limits(Llama *m, float loss, float grad_norm) { m->loss_limit
 // Sums over ranks, in their order, of the loss and of squared gradients, each rank giving the squares of a part of its own whether
 // it owns that or all: ZeRO-1 clips by the same bits. -> squared norm; the loss goes to m->loss_sum.
 FN double step_sums(Llama *m) {
-    if (model_ranks(m) == 1) return sum_of_squares(m->grads, m->table.total);
+    if (llama_ranks(&m->options) == 1) return sum_of_squares(m->grads, m->table.total);
     typedef struct { double loss, squares; } Sums;
-    Sums own = {m->loss_sum, 0}, *all = (Sums *)xcalloc((size_t)model_ranks(m), sizeof(Sums));
+    Sums own = {m->loss_sum, 0}, *all = (Sums *)xcalloc((size_t)llama_ranks(&m->options), sizeof(Sums));
     double squares = 0;
     for (int i = 0; i < llama_bucket_count(&m->options.config); i++) {
         const ParamBucket b = llama_bucket(&m->options.config, &m->table, i);
-        const DistPiece p = dist_piece(b.count, m->options.rank, model_ranks(m));
+        const DistPiece p = dist_piece(b.count, m->options.rank, llama_ranks(&m->options));
         own.squares += sum_of_squares(m->grads + b.first + p.first, p.count);
     }
     dist_gather(&own, sizeof own, all);
     m->loss_sum = 0;
-    for (int r = 0; r < model_ranks(m); r++) {
+    for (int r = 0; r < llama_ranks(&m->options); r++) {
         m->loss_sum += all[r].loss;
         squares += all[r].squares;
         if (!isfinite(all[r].loss) && !m->result.culprit) m->result.culprit = r + 1;
@@ -521,7 +493,7 @@ FN double step_sums(Llama *m) {
 FN void params_update(Llama *m, const AdamWScalars *k, float scale, const RngStream *random) {
     for (int i = 0; i < m->table.count; i++) {
         const Param *p = &m->table.params[i];
-        const OwnedRun run = owned_part(m, p, (p->count + 7) / 8 * 8, m->options.rank);
+        const OwnedRun run = owned_part(&m->options, &m->table, p, (p->count + 7) / 8 * 8, m->options.rank);
         if (run.count) adamw_tensor(m->params, m->adam_m + run.state, m->adam_v + run.state, m->grads, run.first, run.count, k, p->decay, scale, random);
     }
     for (int i = 0; m->options.zero && i < llama_bucket_count(&m->options.config); i++) {
@@ -530,7 +502,7 @@ FN void params_update(Llama *m, const AdamWScalars *k, float scale, const RngStr
     }
 }
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
-    const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches * model_ranks(m);
+    const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches * llama_ranks(&m->options);
     m->result.culprit = 0;
     const double norm = sqrt(step_sums(m));
     m->result.loss = (float)(m->loss_sum / tokens);
