@@ -7,8 +7,10 @@
 //   -> metrics -> maybe evaluation, sample, checkpoint.
 #ifdef __CUDACC__
 #include "llmc/cuda/backend.cuh"
+#include "llmc/cuda/selfcheck.cuh"
 #else
 #include "llmc/cpu/backend.h"
+#include "llmc/selfcheck.h"
 #endif
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
@@ -95,9 +97,12 @@ static Llama *model_create(const RunConfig *c, double *memory_bytes) {
     o.recompute = (int)c->recompute;
     o.grad_bf16 = (int)c->grad_bf16;
     o.attention = (int)c->attention;
+    o.nvfp4_gemm = (int)c->nvfp4_gemm;
     o.seed = (uint64_t)c->seed;
     *memory_bytes = plan_print(&o);
-    return llama_create(&o);
+    Llama *model = llama_create(&o);
+    if (llama_products(model)) printf("NVFP4 products: %s\n", llama_products(model));
+    return model;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -261,10 +266,8 @@ static void train(Run *r) {
             llama_micro_step(r->model, micro, r->data->tokens, r->data->targets);
             r->at.next_sample += c->batch * dist_size();
         }
-#ifndef __CUDACC__
         const OutlierLimits limits = outlier_limits(&r->at.window, step, LLAMA_STEP_LAG, c->outlier_z);
         llama_step_limits(r->model, limits.loss, limits.norm);
-#endif
         const AdamWOptions adamw = config_adamw(c, step);
         llama_step_end(r->model, &adamw);
         saver_poll(&r->saver);
@@ -347,7 +350,9 @@ int main(int argc, char **argv) {
     static Run run;
     config_parse(&c, argc, argv);
 #ifdef __CUDACC__
-    if (c.outlier_z > 0) fatal_usage("--outlier-z: the GPU program has no limits a step yet; use --clip, and --on-nan skip for NaN");
+    if (c.check) return selfcheck_run_gpu(c.out);
+#else
+    if (c.check) return selfcheck_run_cpu(c.out);
 #endif
     dist_init((double)c.comm_timeout);
     config_set_ranks(&c, dist_size());

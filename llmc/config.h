@@ -14,7 +14,7 @@
 #define GIT_REVISION "unknown"       // the Makefile passes the commit
 #endif
 
-// Every field is final once config_parse() returned, but for what config_set_vocab() and config_set_ranks() settle.
+// Every field is final once config_parse() returned, but for what config_set_vocab() and config_set_ranks() settle. With `check`, only `out` counts.
 typedef struct RunConfig {
     // model
     char model[OPTION_TEXT];         // a preset's name or a JSON file
@@ -26,6 +26,7 @@ typedef struct RunConfig {
     int64_t master_fp32;             // master weights in float32, not in BF16 with stochastic rounding
     int64_t recompute;               // enum Recompute of llama.h, in its order
     int64_t grad_bf16;               // the layers' gradients in BF16, not in float32
+    int64_t nvfp4_gemm;              // Nvfp4GemmMode of cuda/gemm_nvfp4.cuh, in its order
     int64_t attention;               // AttentionBackend of cuda/attention.cuh, in its order
     // data
     char train_data[OPTION_TEXT], val_data[OPTION_TEXT];  // file name patterns; val_data "": no evaluation
@@ -52,6 +53,7 @@ typedef struct RunConfig {
     char resume[OPTION_TEXT];        // "none", "auto" or a checkpoint's folder
     char config_file[OPTION_TEXT];   // --config, "" without
     // bookkeeping
+    int check;                       // --check: test the machine instead of training
     int model_is_file;
     int64_t asked_total_batch, asked_steps, asked_tokens; // as given, 0: not
     uint8_t from[CONFIG_ROWS];       // OptionSource of each row of the table
@@ -73,6 +75,7 @@ static const Option CONFIG_TABLE[] = {
     {"Model", "recompute", OPTION_CHOICE, FIELD(recompute), "norm", 0, 0, "norm|none|mlp|block", NULL, "GPU: what backward makes again to save memory"},
     {"Model", "master-weights", OPTION_CHOICE, FIELD(master_fp32), "bf16", 0, 0, "bf16|fp32", NULL, "bf16: stochastic rounding in AdamW"},
     {"Model", "grad-dtype", OPTION_CHOICE, FIELD(grad_bf16), "fp32", 0, 0, "fp32|bf16", NULL, "GPU: gradients of the layers; bf16 saves 2 bytes a parameter"},
+    {"Model", "nvfp4-gemm", OPTION_CHOICE, FIELD(nvfp4_gemm), "auto", 0, 0, "auto|native|emulated", NULL, "GPU: NVFP4 products by FP4 tensor cores (Blackwell), or exactly in BF16; auto: native where it can be"},
     {"Model", "attention", OPTION_CHOICE, FIELD(attention), "auto", 0, 0, "auto|cudnn|flash", NULL, "GPU: cuDNN's kernels, or this program's own"},
     {"Data", "train-data", OPTION_STRING, FIELD(train_data), "", 0, 0, NULL, "PATTERN", "token shards to train on, e.g. 'data/*/train_*.bin' (needed)"},
     {"Data", "val-data", OPTION_STRING, FIELD(val_data), "", 0, 0, NULL, "PATTERN", "token shards to evaluate on [none]"},
@@ -92,7 +95,7 @@ static const Option CONFIG_TABLE[] = {
     {"Optimizer", "clip", OPTION_REAL, FIELD(clip), "1", 0, 1e9, NULL, "X", "largest gradient norm; 0: no clipping"},
     {"Optimizer", "seed", OPTION_INTEGER, FIELD(seed), "1", 0, JSON_INTEGER_MAX, NULL, "N", "of initial values, order of data, and rounding"},
     {"Optimizer", "on-nan", OPTION_CHOICE, FIELD(on_nan), "stop", 0, 0, "stop|skip", NULL, "loss or gradient norm NaN or infinite: end the run, or go on without that step"},
-    {"Optimizer", "outlier-z", OPTION_REAL, FIELD(outlier_z), "0", 0, 1e6, NULL, "X", "CPU: skip steps so many deviations above the last 128 in loss or gradient norm; 0: none"},
+    {"Optimizer", "outlier-z", OPTION_REAL, FIELD(outlier_z), "0", 0, 1e6, NULL, "X", "skip steps so many deviations above the last 128 in loss or gradient norm; 0: none"},
     {"Output (an interval of 0 means never)", "out", OPTION_STRING, FIELD(out), "runs/default", 0, 0, NULL, "FOLDER", "log.jsonl and checkpoints"},
     {"Output (an interval of 0 means never)", "log-every", OPTION_INTEGER, FIELD(log_every), "1", 0, MANY, NULL, "N", "steps between console lines (log.jsonl has every step)"},
     {"Output (an interval of 0 means never)", "eval-every", OPTION_INTEGER, FIELD(eval_every), "100", 0, MANY, NULL, "N", "steps between evaluations; one more after the last step"},
@@ -109,6 +112,7 @@ static const Option CONFIG_TABLE[] = {
     {"Several processes", "comm-timeout", OPTION_INTEGER, FIELD(comm_timeout), "600", 1, 86400, NULL, "SECONDS", "end the run when a rank keeps others waiting so long"},
     {"Several processes", "dist-host-staged", OPTION_BOOL, FIELD(host_staged), "false", 0, 0, NULL, NULL, "GPU, for tests: exchange through host memory, not by NCCL"},
     {"Other", "config", OPTION_STRING, FIELD(config_file), "", 0, 0, NULL, "FILE", "JSON with these names as keys; the command line wins"},
+    {"Other", "check", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "test this machine, its card and the disk under --out, instead of training"},
     {"Other", "help", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "this text"},
     {"Other", "version", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "version and build"},
 };
@@ -260,12 +264,13 @@ FN void config_help(FILE *f) {
     fprintf(f, "\nModels\n");
     presets_help(f);
 }
-// First pass: --config, --help and --version.
+// First pass: --config, --check, --help and --version.
 FN void config_visit_first(void *context, int row, const char *value) {
     RunConfig *c = (RunConfig *)context;
     const char *name = CONFIG_TABLE[row].name;
     if (strcmp(name, "config") == 0 && option_set_text(&CONFIG_TABLE[row], c, value) != 0)
         fatal_usage("--config: the file's name is too long");
+    if (strcmp(name, "check") == 0) c->check = 1;
     if (strcmp(name, "help") == 0) { config_help(stdout); exit(0); }
     if (strcmp(name, "version") == 0) { printf("quartet.c %s (%s)\n", QUARTET_VERSION, GIT_REVISION); exit(0); }
 }
@@ -282,7 +287,7 @@ FN void config_visit_value(void *context, int row, const char *value) {
     c->from[row] = BY_COMMAND_LINE;
 }
 // Reads the command line and --config, resolves the model and all defaults, validates. Answers --help and --version itself
-// (exit 0). An error is one line naming the option, or file and key; exit 2 (command line) or 1 (files).
+// (exit 0); with --check, no run is described and nothing is resolved. An error is one line naming the option, or file and key; exit 2 (command line) or 1 (files).
 FN void config_parse(RunConfig *c, int argc, char **argv) {
     char error[ERROR_TEXT];
     memset(c, 0, sizeof *c);
@@ -291,7 +296,7 @@ FN void config_parse(RunConfig *c, int argc, char **argv) {
     if (c->config_file[0] && options_read_json(CONFIG_TABLE, CONFIG_COUNT, c, c->from, c->config_file, error, sizeof error) != 0)
         fatal("%s", error);
     options_walk(CONFIG_TABLE, CONFIG_COUNT, argc, argv, config_visit_value, c);
-    config_resolve(c);
+    if (!c->check) config_resolve(c);
 }
 // The data's vocabulary size becomes the model's, rounded up to a multiple of 128. A model file's own vocabulary stays, and
 // data that needs more is refused. `where` names the data (its meta.json) in the message.

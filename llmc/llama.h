@@ -173,6 +173,7 @@ typedef struct {
     int bf16_layers;               // the linears of the last so many layers are not quantized
     int grad_bf16;                 // GPU: the layers' gradients in BF16 instead of float32
     int attention;                 // GPU: 0 auto, 1 cudnn, 2 flash (cuda/attention.cuh)
+    int nvfp4_gemm;                // GPU: 0 auto, 1 native, 2 emulated (cuda/gemm_nvfp4.cuh); the CPU backend refuses native
 } LlamaOptions;
 
 typedef struct {
@@ -205,7 +206,7 @@ FN void llama_init(Llama *m);                      // initial values from the se
 FN void llama_step_begin(Llama *m, int64_t step);
 FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32_t *targets);
 FN void llama_step_end(Llama *m, const AdamWOptions *adamw);
-// CPU: from now on a step whose loss or gradient norm lies above these is not applied. At first, and by INFINITY: no limits.
+// From now on a step whose loss or gradient norm lies above these is not applied. At first, and by INFINITY: no limits.
 FN void llama_step_limits(Llama *m, float loss, float grad_norm);
 // The result of the last step ended, in order; waits for it. On the GPU steps run ahead of the host: call it one step late.
 FN StepResult llama_step_result(Llama *m);
@@ -225,6 +226,7 @@ FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits)
 FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values);
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values);
 FN const char *llama_device_name(const Llama *m);
+FN const char *llama_products(const Llama *m);     // how NVFP4 products are taken, and why; NULL: there is no choice
 FN double llama_peak_flops(const Llama *m);        // dense BF16 FLOP/s of the device, 0: not known
 
 // Initial values of elements first .. first+count-1 (first a multiple of 4) of tensor number `index` of the table: Box-Muller on two

@@ -2,7 +2,7 @@
 import os
 
 # Colours that differ for most eyes, and line styles beside them: up to 33 recipes can be told apart.
-COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C4B00", "#6A3D9A", "#7FA800", "#B2182B", "#44AA99"]
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C4B00", "#6A3D9A", "#7FA800", "#B2182B", "#A0A0A0"]
 STYLES = [("-", "o"), ("--", "s"), (":", "^")]
 OPERANDS = [("forward", "x"), ("forward", "w"), ("dgrad", "dy"), ("dgrad", "w"), ("wgrad", "dy"), ("wgrad", "x")]
 QUANT_ROWS = [("error", "relative squared error"), ("zeros", "share of zeroed values"), ("clipped", "share of clipped blocks"), ("amax", "amax")]
@@ -69,40 +69,53 @@ def plot_gaps(axis, groups, base, rows, looks, width):
     return [line for _, line in sorted(lines, key=lambda pair: -pair[0])] + [zero]
 
 
+def quant_curve(r, linear, values):
+    """values(record) -> numbers; the mean of those of a linear's records at each measured step -> (steps, means)."""
+    means = []
+    for step in sorted({q["quant"] for q in r["quant"]}):
+        found = [v for q in r["quant"] if q["quant"] == step and q["linear"] == linear for v in values(q) if v is not None]
+        if found:
+            means.append((step, sum(found) / len(found)))
+    return [s for s, _ in means], [v for _, v in means]
+
+
 def plot_quant(plt, groups, looks, path):
-    """Rows: what was measured, and the gradients' cosine and error; columns: kinds of linear layer, each the mean over the layers. A line an operand
-    that the recipe quantizes (colour) and a run (line style)."""
-    runs = [g["runs"][0] for g in groups if g["runs"][0]["quant"]]
-    figure, axes = plt.subplots(len(QUANT_ROWS) + 2, len(LINEARS), figsize=(16, 17), squeeze=False, sharex=True)
+    """Rows: what was measured, and the gradients' cosine and error; columns: kinds of linear layer, each the mean over the layers. Up to three runs: a colour
+    an operand and a line style a run. More: a colour a run and a line style a GEMM, the mean over the operands that the recipe quantizes."""
+    from matplotlib.lines import Line2D
+    measured = [(g["runs"][0], look[0]) for g, look in zip(groups, looks) if g["runs"][0]["quant"]]
+    many, gemms = len(measured) > 3, ("forward", "dgrad", "wgrad")
+    styles = dict(zip(gemms, ("-", "--", ":")))
+    figure, axes = plt.subplots(len(QUANT_ROWS) + 2, len(LINEARS), figsize=(17, 17), squeeze=False, sharex=True)
     for column, linear in enumerate(LINEARS):
-        for r, (style, _) in zip(runs, STYLES * len(runs)):
-            steps = sorted({q["quant"] for q in r["quant"]})
-            def curve(value):
-                points = [(s, [v for v in (value(q) for q in r["quant"] if q["quant"] == s and q["linear"] == linear) if v is not None]) for s in steps]
-                return [s for s, v in points if v], [sum(v) / len(v) for s, v in points if v]
-            for k, (gemm, operand) in enumerate(OPERANDS):
+        for n, (r, color) in enumerate(measured):
+            sets = [(g, [o for gemm, o in OPERANDS if gemm == g]) for g in gemms] if many else [(gemm, [o]) for gemm, o in OPERANDS]
+            for k, (gemm, operands) in enumerate(sets):
+                look = {"color": color, "ls": styles[gemm]} if many else {"color": COLORS[k], "ls": STYLES[n][0]}
                 for row, (key, _) in enumerate(QUANT_ROWS):
-                    x, y = curve(lambda q: (q[gemm].get(operand) or {}).get(key))
+                    x, y = quant_curve(r, linear, lambda q: [(q[gemm].get(o) or {}).get(key) for o in operands])
                     if x:
-                        axes[row][column].plot(x, y, color=COLORS[k], ls=style, marker=".", label=f"{r['name']}: {gemm} {operand}")
-            for k, gemm in enumerate(("dgrad", "wgrad")):
+                        axes[row][column].plot(x, y, marker=".", label=f"{r['name']}: {gemm} {operands[0]}", **look)
+            for k, gemm in enumerate(gemms[1:]):
+                look = {"color": color, "ls": styles[gemm]} if many else {"color": COLORS[2 * k + 2], "ls": STYLES[n][0]}
                 for row, key in ((len(QUANT_ROWS), "cosine"), (len(QUANT_ROWS) + 1, "error")):
-                    x, y = curve(lambda q: q[gemm].get(key))
-                    axes[row][column].plot(x, y, color=COLORS[2 * k + 2], ls=style, marker=".", label=f"{r['name']}: {gemm}")
+                    x, y = quant_curve(r, linear, lambda q: [q[gemm].get(key)])
+                    axes[row][column].plot(x, y, marker=".", label=f"{r['name']}: {gemm}", **look)
         axes[0][column].set_title(linear)
         axes[-1][column].set_xlabel("step")
     for row, name in enumerate([n for _, n in QUANT_ROWS] + ["cosine of dX, dW with the exact", "relative error of dX, dW"]):
         axes[row][0].set_ylabel(name)
-        if row == 3:
-            for axis in axes[row]:
-                axis.set_yscale("log")
         for axis in axes[row]:
             axis.grid(alpha=0.25)
-    for row in (0, len(QUANT_ROWS)):
+            if row == 3:
+                axis.set_yscale("log")
+    if many:
+        lines = [Line2D([], [], color=color, label=r["name"]) for r, color in measured] + [Line2D([], [], color="gray", ls=styles[g], label=g) for g in gemms]
+        axes[0][-1].legend(handles=lines, fontsize=9, loc="upper left", bbox_to_anchor=(1.02, 1))
+    for row in () if many else (0, len(QUANT_ROWS)):
         handles, labels = axes[row][0].get_legend_handles_labels()
         axes[row][-1].legend(handles, labels, fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1))
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80, bbox_inches="tight")
     print(f"wrote {path}")
 
 

@@ -93,6 +93,11 @@ elif ! printf '#include <cublasLt.h>\n__global__ void k(){} int main(){cublasLtH
     say CUDA "nvcc found but a program with cuBLASLt does not build: $(grep -m1 -iE 'error|cannot|unsupported' "$tmp/log" | cut -c1-160)"; nvcc=
 else
     say CUDA "yes $("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p') ($nvcc)"
+    # A C test holds our conversions against the toolkit's own. As system headers: their warnings are not ours.
+    headers=; include=$(cd "$(dirname "$(readlink -f "$nvcc")")/../include" 2>/dev/null && pwd)
+    [ -z "$include" ] || [ "$include" = /usr/include ] || headers="-isystem '$include'"
+    if printf '#include <cuda_fp4.h>\n#include <cuda_fp8.h>\nint main(void){return __nv_cvt_float_to_fp4(0.0f,__NV_E2M1,cudaRoundNearest);}' | eval "links $headers"; then put CUDA_HEADERS "$headers"
+    else say "CUDA" "no cuda_fp4.h for C beside nvcc: test_convert compares with a second definition of ours only"; fi
     gencodes=
     if [ -n "${GPU_ARCHS:-}" ]; then archs=$GPU_ARCHS; why="GPU_ARCHS"
     else

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every CPU test, then the same tests under AddressSanitizer and UBSan.
-# Where nvcc exists, the CUDA sources are compiled too (nothing is run on a card).
+# Where nvcc exists, the CUDA sources are compiled too, and the machine code for Blackwell is read (nothing is run on a card).
 #   ./scripts/test.sh [--no-install] [--quick]       --quick leaves the sanitizer run out
 #   ./scripts/test.sh --faults [--no-install]        kills, full disks, bad bytes and the like, all of them (some minutes); then
 #                                                    a tally. The other form does a tenth of them.
@@ -43,8 +43,11 @@ run() {
 run "CPU tests" bash -c "make --no-print-directory -j$jobs all-cpu-tests && make --no-print-directory test"
 [ $quick = 1 ] || run "CPU tests under AddressSanitizer and UBSan" \
     bash -c "make --no-print-directory -j$jobs SANITIZE=1 all-cpu-tests && make --no-print-directory SANITIZE=1 test"
-if grep -q '^NVCC := .' build/config.mk; then run "CUDA sources compile" make --no-print-directory cuda-compile
-else echo "== CUDA sources: no nvcc here, not compiled"; fi
+nvcc=$(sed -n 's/^NVCC := //p' build/config.mk)
+if [ -n "$nvcc" ]; then
+    run "CUDA sources compile" make --no-print-directory cuda-compile
+    run "SASS for Blackwell" dev/test/sass_check.sh "$nvcc"
+else echo "== CUDA sources, SASS for Blackwell: no nvcc here, skipped"; fi
 awk '{p += $1; f += $3} END {printf "%d passed, %d failed\n", p, f}' "$totals"
 awk '{f += $3} END {exit f > 0}' "$totals" || status=1
 exit $status

@@ -124,7 +124,7 @@ static void check_shape(const std::vector<int64_t> &sizes, bool masters, Bf16Ran
         snprintf(what, sizeof what, "adamw version %d, %lld parameters, %s masters, %lld BF16 gradients, clip %g", version, (long long)count,
                  masters ? "float32" : "BF16", (long long)(range.to - range.from), clip);
         double *loss_sum = device_copy(std::vector<double>(1, 12.0));
-        grad_norm_launch(stats, &b, clip, loss_sum, 0.25f, scratch, 0);
+        grad_norm_launch(stats, &b, clip, INFINITY, INFINITY, loss_sum, 0.25f, scratch, 0);
         const StepStats s = read_stats(stats);
         // Four squares are summed in float32 (2 units at most), halved by the root, and the root is rounded.
         ladder_check(&ladder, fabs(s.norm - sqrt(squares)) <= 4 * F32_UNIT * sqrt(squares), "%s: norm %.9g, should be %.9g", what, s.norm, sqrt(squares));
@@ -139,8 +139,8 @@ static void check_shape(const std::vector<int64_t> &sizes, bool masters, Bf16Ran
     device_free(stats, scratch);
 }
 
-// A NaN or an infinity in gradients or loss: nothing is applied, and the amax slots hold the weights as they are.
-static void check_nonfinite(float bad_gradient, double bad_loss) {
+// A NaN or an infinity in gradients or loss, or one of them above its limit: nothing is applied, and the amax slots hold the weights as they are.
+static void check_nonfinite(float bad_gradient, double bad_loss, float loss_limit, float norm_limit) {
     int64_t count; int slots;
     const std::vector<AdamWSegment> segments = make_segments({128, 2560, 5120, 128}, &count, &slots);
     Host h = host_values(count, false, {0, 0});
@@ -149,7 +149,7 @@ static void check_nonfinite(float bad_gradient, double bad_loss) {
     StepStats *stats = device_poisoned<StepStats>(1);
     char *scratch = device_poisoned<char>((int64_t)grad_norm_scratch_bytes());
     double *loss_sum = device_copy(std::vector<double>(1, bad_loss));
-    grad_norm_launch(stats, &b, 1.0f, loss_sum, 1.0f, scratch, 0);
+    grad_norm_launch(stats, &b, 1.0f, loss_limit, norm_limit, loss_sum, 1.0f, scratch, 0);
     ladder_check(&ladder, read_stats(stats).finite == 0, "gradient %g, loss %g: the step counts as finite", bad_gradient, bad_loss);
     adamw_launch(&b, adamw_scalars(1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 3), SEED, 3, stats, 0);
     ladder_check(&ladder, host_copy_bf16(b.params, count) == h.params && host_copy(b.m, count) == h.m && host_copy(b.v, count) == h.v,
@@ -182,7 +182,7 @@ static void time_shape(const char *model, int64_t embedding, int64_t matrix, int
     snprintf(shape, sizeof shape, "optimizer, model %s, %.1f M parameters", model, (double)count * 1e-6);
     ladder_heading(shape);
     const AdamWScalars k = adamw_scalars(1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0);
-    ladder_time_row("  gradient norm (trainer)", 4.0 * (double)count, [=] { grad_norm_launch(stats, &b, 1.0f, NULL, 1.0f, scratch, 0); });
+    ladder_time_row("  gradient norm (trainer)", 4.0 * (double)count, [=] { grad_norm_launch(stats, &b, 1.0f, INFINITY, INFINITY, NULL, 1.0f, scratch, 0); });
     for (int version = 1; version <= 2; version++)
         ladder_time_row(version == 1 ? "1 AdamW, one thread a parameter" : "2 AdamW (trainer)", 24.0 * (double)count, [=] { adamw_version(version, b, k, 0, stats); });
     AdamWBuffers half = b;
@@ -205,11 +205,13 @@ int main(int argc, char **argv) {
     check_shape({640, 128, 40960, 384}, false, {0, 42112}, 0.0f, 1);
     check_shape({640, 128, 40960, 384, 2560}, false, {640, 41728}, 1.0f, 5);
     check_shape({640, 128, 40960, 384}, true, {128, 41728}, 1.0f, 100000);
-    check_nonfinite(NAN, 1.0);
-    check_nonfinite(INFINITY, 1.0);
-    check_nonfinite(1e30f, 1.0);   // its square is infinite
-    check_nonfinite(0.0f, NAN);
-    check_nonfinite(0.0f, INFINITY);
+    check_nonfinite(NAN, 1.0, INFINITY, INFINITY);
+    check_nonfinite(INFINITY, 1.0, INFINITY, INFINITY);
+    check_nonfinite(1e30f, 1.0, INFINITY, INFINITY);   // its square is infinite
+    check_nonfinite(0.0f, NAN, INFINITY, INFINITY);
+    check_nonfinite(0.0f, INFINITY, INFINITY, INFINITY);
+    check_nonfinite(0.0f, 2.0, 1.999f, INFINITY);  // above a limit of llama_step_limits
+    check_nonfinite(100.0f, 2.0, INFINITY, 99.0f);
     if (timed) {
         time_shape("30M", 32000 * 640, 640 * 640 * 4 + 3 * 640 * 1792, 640, 6);
         time_shape("100M", 32000 * 1024, 1024 * 1024 * 4 + 3 * 1024 * 2816, 1024, 8);

@@ -33,10 +33,13 @@ template <bool AHEAD, int CTAS> static void variant_launch(Rounding rounding, co
     else forward_start<false, false, AHEAD, CTAS>(0, job);
 }
 
+static const OperandSpec FOUR_SIX = NVFP4(ROUND_FOUR_SIX, BLOCK_1X16);
+
 static void version_launch(Version v, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols, const float *amax, uint8_t *codes,
                            uint8_t *scales, bf16 *decoded, float *st, const float *other, float *alpha) {
-    if (v == TRAINER) quantize_forward_launch(0, rounding, x, rows, cols, amax, codes, scales, decoded, st, other, alpha);
-    if (v == NATIVE) quantize_forward_native_launch(0, rounding, x, rows, cols, amax, codes, scales, st, other, alpha);
+    const OperandSpec spec = NVFP4(rounding, BLOCK_1X16);
+    if (v == TRAINER) quantize_forward_launch(0, &spec, x, rows, cols, amax, codes, scales, decoded, st, other, alpha);
+    if (v == NATIVE) quantize_forward_native_launch(0, &spec, x, rows, cols, amax, codes, scales, st, other, alpha);
     if (v > NAIVE && v < TRAINER) {
         static void (*const variants[])(Rounding, const ForwardJob &) = {variant_launch<false, 3>, variant_launch<false, 4>, variant_launch<false, 5>,
                                                                          variant_launch<true, 3>, variant_launch<true, 4>, variant_launch<true, 5>};
@@ -154,8 +157,8 @@ static void check_large(Ladder *l) {
     DeviceArray<float> amax(1), st(1);
     fill_gauss(x, n, 5);
     amax_launch(0, x, n, amax);
-    quantize_forward_launch(0, ROUND_FOUR_SIX, x, rows, cols, amax, codes, scales, decoded, st, NULL, NULL);
-    quantize_forward_launch(0, ROUND_FOUR_SIX, x + at, tail_rows, cols, amax, codes1, scales1, alone, st, NULL, NULL);
+    quantize_forward_launch(0, &FOUR_SIX, x, rows, cols, amax, codes, scales, decoded, st, NULL, NULL);
+    quantize_forward_launch(0, &FOUR_SIX, x + at, tail_rows, cols, amax, codes1, scales1, alone, st, NULL, NULL);
     CUDA_CHECK(cudaDeviceSynchronize());
     const std::vector<uint16_t> a = host_copy((const uint16_t *)decoded.p + at, tail), b = host_copy((const uint16_t *)alone.p, tail);
     const std::vector<uint8_t> c = host_copy(codes.p + at / 2, tail / 2), d = codes1.host(tail / 2);

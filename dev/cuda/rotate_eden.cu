@@ -5,7 +5,7 @@
 #include "../../llmc/cpu/pack.h"
 #include "../../llmc/cuda/quantize.cuh"
 
-static const OperandSpec POSTHOC = {ROUND_MS_EDEN_POSTHOC, FORMAT_NVFP4, BLOCK_1X16, 128, FROM_ORIGINAL};
+static const OperandSpec EDEN = NVFP4_ROTATED(ROUND_MS_EDEN_POSTHOC, 128, FROM_ORIGINAL), FOUR_SIX = NVFP4(ROUND_FOUR_SIX, BLOCK_1X16);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The first rung: a CTA a run, the run in shared memory, a barrier a stage, and the block functions of quantize.h as they are.
@@ -59,8 +59,8 @@ static void naive_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf
 }
 // Both directions by two kernels that each read dY: what one read saves.
 static void separate_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
-    eden_one_launch(0, dy, M, N, 0, along_n, n, workspace, st);
-    eden_one_launch(0, dy, M, N, 1, along_m, m, workspace, st ? st + 1 : NULL);
+    eden_one_launch(0, &EDEN, dy, M, N, 0, along_n, n, workspace, st);
+    eden_one_launch(0, &EDEN, dy, M, N, 1, along_m, m, workspace, st ? st + 1 : NULL);
 }
 // One kernel, in its variants: STAGES source buffers (with one, only the SM's other CTA hides the wait for a tile); APART: each
 // direction has its own code.
@@ -74,7 +74,7 @@ static void variant_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, 
     eden_finish(0, job, 0, DO_N | DO_M, ctas, st, NULL, NULL);
 }
 static void trainer_launch(const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m, EdenAddress n, EdenAddress m, void *workspace, float *st) {
-    eden_both_launch(0, dy, M, N, along_n, along_m, n, m, workspace, st);
+    eden_both_launch(0, &EDEN, dy, M, N, along_n, along_m, n, m, workspace, st);
 }
 struct Version { const char *name; void (*launch)(const bf16 *, int64_t, int64_t, bf16 *, bf16 *, EdenAddress, EdenAddress, void *, float *); double bytes, instructions; };
 
@@ -104,7 +104,7 @@ static EdenAddress an_address(int gemm, int operand) {
 }
 static QuantizeRandom random_of(EdenAddress a) {
     QuantizeAddress q = {a.seed, (int64_t)a.step, a.layer, a.linear, a.gemm, a.operand, a.rank, (int)a.micro};
-    return quantize_random(&q, &POSTHOC);
+    return quantize_random(&q, &EDEN);
 }
 static int same_or_both_nan(float a, float b) { return f32_bits(a) == f32_bits(b) || (isnan(a) && isnan(b)); }
 
@@ -114,7 +114,7 @@ static void check_decoded(Ladder *l, const char *what, const bf16 *device, float
     const int64_t n = rows * cols;
     std::vector<float> want((size_t)n);
     const QuantizeRandom random = random_of(a);
-    const float st = quantize_tensor(want.data(), NULL, x.data(), rows, cols, along_rows, &POSTHOC, &random, 1);
+    const float st = quantize_tensor(want.data(), NULL, x.data(), rows, cols, along_rows, &EDEN, &random, 1);
     ladder_check(l, same_or_both_nan(st, device_st), "%s: tensor scale %a, CPU %a", what, device_st, st);
     const std::vector<uint16_t> got = host_copy((const uint16_t *)device, n);
     if (isnan(st)) {  // the operand must not look healthy
@@ -138,7 +138,7 @@ static uint8_t unsigned_zeros(uint8_t two) { return (uint8_t)((two & 0x0Fu) == 0
 static void check_packed(Ladder *l, const char *what, const uint8_t *codes, const uint8_t *tiled, float device_st, const std::vector<float> &x,
                          int64_t rows, int64_t cols, int along_rows, EdenAddress a) {
     const QuantizeRandom random = random_of(a);
-    PackedTensor p = quantize_pack(x.data(), rows, cols, along_rows, &POSTHOC, &random);
+    PackedTensor p = quantize_pack(x.data(), rows, cols, along_rows, &EDEN, &random);
     ladder_check(l, same_or_both_nan(p.st, device_st), "%s: tensor scale %a, CPU %a", what, device_st, p.st);
     if (!isnan(p.st)) {
         const std::vector<uint8_t> c = host_copy(codes, p.code_bytes), s = host_copy(tiled, p.scale_bytes);
@@ -194,8 +194,8 @@ static void check_requant(Ladder *l, DataKind kind, int64_t rows, int64_t cols) 
     DeviceArray<float> amax(1), saved(1), alpha(1), st(1);
     const EdenAddress a = an_address(GEMM_WGRAD, OPERAND_B);
     amax_launch(0, (const bf16 *)x.p, n, amax);
-    quantize_forward_launch(0, ROUND_FOUR_SIX, (const bf16 *)x.p, rows, cols, amax, codes, scales, NULL, saved, NULL, NULL);
-    eden_requant_launch(0, codes, scales, rows, cols, (bf16 *)out.p, a, saved, alpha, workspace, st);
+    quantize_forward_launch(0, &FOUR_SIX, (const bf16 *)x.p, rows, cols, amax, codes, scales, NULL, saved, NULL, NULL);
+    eden_requant_launch(0, &EDEN, codes, scales, rows, cols, (bf16 *)out.p, a, saved, alpha, workspace, st);
     CUDA_CHECK(cudaDeviceSynchronize());
     const std::vector<uint8_t> c = codes.host(n / 2), s = scales.host(n / 16);
     std::vector<float> values((size_t)n);
@@ -207,7 +207,7 @@ static void check_requant(Ladder *l, DataKind kind, int64_t rows, int64_t cols) 
     check_decoded(l, what, (const bf16 *)out.p, st.host(1)[0], values, rows, cols, 1, a);
     ladder_check(l, same_or_both_nan(alpha.host(1)[0], f32_mul(saved_st, 1.0f / 128.0f)), "%s: alpha %a of saved scale %a", what, alpha.host(1)[0], saved_st);
 
-    quantize_forward_native_launch(0, ROUND_FOUR_SIX, (const bf16 *)x.p, rows, cols, amax, codes, tiled, saved, NULL, NULL);
+    quantize_forward_native_launch(0, &FOUR_SIX, (const bf16 *)x.p, rows, cols, amax, codes, tiled, saved, NULL, NULL);
     eden_requant_native_launch(0, codes, tiled, rows, cols, codes_t, tiled_t, a, saved, alpha, workspace, st);
     CUDA_CHECK(cudaDeviceSynchronize());
     snprintf(what, sizeof what, "native requant, %s, %lld x %lld", DATA_NAMES[kind], (long long)rows, (long long)cols);
@@ -259,9 +259,9 @@ static void check_large(Ladder *l) {
     fill_gauss(x, n, 5);
     EdenAddress a = an_address(GEMM_DGRAD, OPERAND_A), m = an_address(GEMM_WGRAD, OPERAND_A);
     a.micro = m.micro = 0;
-    eden_both_launch(0, x, M, N, along_n, along_m, a, m, workspace, NULL);
+    eden_both_launch(0, &EDEN, x, M, N, along_n, along_m, a, m, workspace, NULL);
     a.micro = (M - T) / T;
-    eden_one_launch(0, x + (M - T) * N, T, N, 0, alone, a, workspace1, NULL);
+    eden_one_launch(0, &EDEN, x + (M - T) * N, T, N, 0, alone, a, workspace1, NULL);
     CUDA_CHECK(cudaDeviceSynchronize());
     ladder_check(l, host_copy((const uint16_t *)along_n.p + (M - T) * N, T * N) == host_copy((const uint16_t *)alone.p, T * N),
                  "%lld x %lld (over 2^31 values), along N: the last rows differ from the same rows alone", (long long)M, (long long)N);
@@ -275,7 +275,7 @@ static void check_large(Ladder *l) {
         words[(size_t)(r * 8 + b)] = rng_word(random.stream, block_word_index(0, N, M / 16, N - T + r, M / 16 - 8 + b));
     random.words = words.data();
     std::vector<float> want((size_t)(T * T)), values = as_floats(corner);
-    const float st = quantize_tensor(want.data(), NULL, values.data(), T, T, 1, &POSTHOC, &random, 1);
+    const float st = quantize_tensor(want.data(), NULL, values.data(), T, T, 1, &EDEN, &random, 1);
     int64_t bad = 0;
     for (int64_t i = 0; i < T * T; i++) bad += bf16_decode(got[(size_t)i]) != f32_mul(want[(size_t)i], st);
     ladder_check(l, bad == 0, "%lld x %lld (over 2^31 values), along M: %lld values of the last tile differ", (long long)M, (long long)N, (long long)bad);
@@ -309,8 +309,8 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
         ladder_row(l, v.name, ladder_time([&](int i) {
             v.launch(x[i % copies], M, N, along_n[i % copies], along_m[i % copies], a, m, workspace, st); }), (double)n, v.bytes, v.instructions);
     }
-    ladder_row(l, "along N only", ladder_time([&](int i) { eden_one_launch(0, x[i % copies], M, N, 0, along_n[i % copies], a, workspace, st); }), (double)n, 4.125, COUNT_ONE);
-    ladder_row(l, "along M only", ladder_time([&](int i) { eden_one_launch(0, x[i % copies], M, N, 1, along_m[i % copies], m, workspace, st); }), (double)n, 4.125, COUNT_ONE);
+    ladder_row(l, "along N only", ladder_time([&](int i) { eden_one_launch(0, &EDEN, x[i % copies], M, N, 0, along_n[i % copies], a, workspace, st); }), (double)n, 4.125, COUNT_ONE);
+    ladder_row(l, "along M only", ladder_time([&](int i) { eden_one_launch(0, &EDEN, x[i % copies], M, N, 1, along_m[i % copies], m, workspace, st); }), (double)n, 4.125, COUNT_ONE);
     ladder_row(l, "native", ladder_time([&](int i) {
         eden_both_native_launch(0, x[i % copies], M, N, codes, tiled, codes_m, tiled_m, a, m, workspace, st); }), (double)n, 3.625, 0);
     EdenJob job = eden_job(M, N, workspace);
@@ -323,11 +323,11 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
     for (int i = 0; i < copies; i++) shrink_kernel<<<1024, 256>>>(x[i], M, N);
     CUDA_LAUNCHED();
     ladder_row(l, "trainer, two thirds to be mended", ladder_time([&](int i) {
-        eden_both_launch(0, x[i % copies], M, N, along_n[i % copies], along_m[i % copies], a, m, workspace, st); }), (double)n, 6.25 + 16.0 / 3, 0);
+        eden_both_launch(0, &EDEN, x[i % copies], M, N, along_n[i % copies], along_m[i % copies], a, m, workspace, st); }), (double)n, 6.25 + 16.0 / 3, 0);
 
-    quantize_forward_launch(0, ROUND_FOUR_SIX, x[0], M, N, amax, codes, scales, NULL, saved, NULL, NULL);
+    quantize_forward_launch(0, &FOUR_SIX, x[0], M, N, amax, codes, scales, NULL, saved, NULL, NULL);
     ladder_row(l, "saved X again, along M", ladder_time([&](int i) {
-        eden_requant_launch(0, codes, scales, M, N, along_m[i % copies], b, saved, alpha, workspace, st); }), (double)n, 2.6875, COUNT_REQUANT);
+        eden_requant_launch(0, &EDEN, codes, scales, M, N, along_m[i % copies], b, saved, alpha, workspace, st); }), (double)n, 2.6875, COUNT_REQUANT);
     for (int i = 0; i < copies; i++) { CUDA_CHECK(cudaFree(x[i])); CUDA_CHECK(cudaFree(along_n[i])); CUDA_CHECK(cudaFree(along_m[i])); }
 }
 

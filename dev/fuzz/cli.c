@@ -15,6 +15,7 @@ static void read_words(const char *path) {
     for (char *word = strtok_r(text, "\n", &rest); word && n <= MOST; word = strtok_r(NULL, "\n", &rest)) argv[n++] = word;
     argv[n] = NULL;
     config_parse(&c, n, argv);
+    if (c.check) { free(text); return; }                   // no run is described
     fuzz_check(c.steps >= 1 && c.batch * c.seq % 128 == 0 && c.lr > 0 && c.warmup_steps < c.steps, "a run's numbers fit");
     for (int64_t step = 0; step < c.steps && step < 3; step++) {
         const AdamWOptions a = config_adamw(&c, step);

@@ -37,6 +37,7 @@ FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float 
     memcpy(m->state[what] + p->offset, values, (size_t)p->count * sizeof(float));
 }
 FN const char *llama_device_name(const Llama *m) { (void)m; return "none"; }
+FN const char *llama_products(const Llama *m) { (void)m; return NULL; }
 FN double llama_peak_flops(const Llama *m) { (void)m; return 0; }
 
 FN void fake_computes_nothing(void) { fatal("the fake backend computes nothing"); }

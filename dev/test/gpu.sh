@@ -36,7 +36,7 @@ one() { local name=$1; shift; timed "$@"; if [ "$rc" = 0 ]; then result "$name" 
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 date -u +%Y-%m-%d
 ladders=(); for f in dev/cuda/*.cu; do b=${f##*/}; ladders+=("build/cuda/${b%.cu}"); done
-one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build/test_linear_gpu build/test_backend_gpu "${ladders[@]}"
+one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build/test_linear_gpu build/test_backend_gpu build/test_selfcheck_gpu "${ladders[@]}"
 
 # Training on made text, the same in every revision: bytes, the preset tiny.
 train() { # PROGRAM RECIPE OUT EXTRA...
@@ -70,6 +70,8 @@ for l in "${ladders[@]}"; do suite "${l##*/} --quick" "$l" --quick; done
 suite "test_gpt2" build/test_gpt2
 suite "test_linear_gpu" build/test_linear_gpu
 suite "test_backend_gpu" build/test_backend_gpu
+suite "test_selfcheck_gpu" build/test_selfcheck_gpu
+one "--check" ./train_gpt_nvfp4 --check --out "$tmp/none"
 
 for recipe in "${recipes[@]}"; do
     one "train $recipe, 200 steps" train ./train_gpt_nvfp4 "$recipe" "$tmp/gpu-$recipe" --steps 200

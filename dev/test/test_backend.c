@@ -425,6 +425,11 @@ static void bad_input(void **state) {
     o = options("fp32");
     o.attention = 2;
     expect_fatal(act_create, &o, "--attention|CPU|auto");
+    o = options("quartet2");
+    o.nvfp4_gemm = 1;
+    expect_fatal(act_create, &o, "--nvfp4-gemm native|CPU|auto or emulated");
+    o.nvfp4_gemm = 2;                                                  // what it does anyway
+    llama_free(llama_create(&o));
     o = options("fp32");
     o.config.heads = 3;
     expect_fatal(act_create, &o, "heads 3|divide width");

@@ -1,7 +1,9 @@
 // test_backend_gpu.cu: what the GPU backend promises beyond its numbers (test_gpt2.cu checks those): making activations again, or
 // letting gradients lie in freed activations, changes no bit; a step is repeatable; a step that is not finite is not applied;
 // results come in order, one step late; evaluation and logits leave training alone; a tied model's gradient is the sum of both uses;
-// BF16 gradients are the float32 ones rounded; the own attention kernels train as cuDNN's do.
+// BF16 gradients are the float32 ones rounded; the own attention kernels train as cuDNN's do; measuring quantization changes no bit of what is
+// trained; --bf16-layers of all layers is bf16.
+//   test_backend_gpu [RECIPE ...]   only what is checked of those recipes
 #include "llmc/cuda/backend.cuh"
 
 #include "check.h"
@@ -245,7 +247,109 @@ static void check_state(int grad_bf16) {
     llama_free(m);
 }
 
-int main(void) {
+// The relative error of a gradient that its operands' errors explain: independent ones add up in squares. A is dY; B comes from the forward's operand, with
+// that one's error, or from the tensor.
+static double explained_error(const Recipe *r, const LinearStats *s, int gemm) {
+    const OperandStats *forward = &s->operand[GEMM_FORWARD][gemm == GEMM_WGRAD ? OPERAND_A : OPERAND_B];
+    return sqrt(s->operand[gemm][OPERAND_A].error + s->operand[gemm][OPERAND_B].error + (r->gemm[gemm].b.source == FROM_FORWARD ? forward->error : 0));
+}
+// --quant-stats: the steps' bits do not change, and what is measured are errors of a quantizer's size. A gradient's error is what its operands' explain, within a
+// factor of 2 either way (its sum cancels more, or less, than that of the errors), besides a rounding to BF16 and float32's order of sums. Of
+// fp4-dge-occ's dW nothing is asked: it is the gradient of another function than the rounding.
+static void check_stats(const char *recipe) {
+    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 2, 0);  // of which the first is measured
+    Outcome base = run(&o, 0);
+    o.quant_stats = 1;
+    Llama *m = llama_create(&o);
+    llama_init(m);
+    llama_step_begin(m, 0);
+    llama_stats_begin(m);
+    int32_t tokens[2 * B * T];
+    for (int micro = 0; micro < 2; micro++) {
+        tokens_of(tokens, 0, micro);
+        llama_micro_step(m, micro, tokens, tokens + B * T);
+    }
+    float *grads = state_read(m, LLAMA_GRADS);
+    const LinearStats *stats = llama_stats_end(m);
+    check(memcmp(grads, base.grads, (size_t)base.table.total * sizeof(float)) == 0, "%s: a measured step has the same gradients", recipe);
+    const LinearPlan plan = linear_plan(o.recipe, fp8_gemm_supported());
+    int measured = 0, expected = 0, wrong = 0, strange = 0;
+    double least = 1, largest = 0;
+    for (int i = 0; i < o.config.layers * LINEARS_PER_LAYER; i++) {
+        for (int k = 0; k < 6; k++) {
+            const OperandStats *s = &stats[i].operand[k / 2][k % 2];
+            expected += plan.kind[k / 2][k % 2] != KIND_PLAIN && plan.kind[k / 2][k % 2] != KIND_AGAIN;
+            measured += s->measured;
+            wrong += s->measured && !(s->error > 1e-5 && s->error < 0.1 && s->zeros >= 0 && s->zeros < 1 && s->amax > 0 && s->peak >= 1);
+        }
+        for (int gemm = GEMM_DGRAD; gemm <= GEMM_WGRAD; gemm++) {
+            const GradientStats *s = gemm == GEMM_WGRAD ? &stats[i].dw : &stats[i].dx;
+            const double explained = explained_error(o.recipe, &stats[i], gemm);
+            if (o.recipe->gemm[gemm].product == PRODUCT_DGE) continue;
+            strange += !(s->error <= 2 * explained + 0x1p-8 && s->error >= explained / 2 && s->cosine <= 1 && s->cosine >= 1 - 2 * explained * explained - 0x1p-8);
+            least = fmin(least, s->cosine); largest = fmax(largest, s->error);
+        }
+    }
+    check(measured == expected && wrong == 0, "%s: %d of %d operands measured, %d out of range", recipe, measured, expected, wrong);
+    check(strange == 0, "%s: gradients have a cosine of at least %.4f, an error of at most %.4f; %d are not explained by their operands'", recipe, least, largest, strange);
+    free(grads);
+    outcome_free(&base);
+    llama_free(m);
+}
+// What comes later is not seen: other tokens in the second half of every sequence leave the losses of the first half as they are, to the bit where nothing but a
+// token's own values decides how it is rounded. Scales of a whole tensor (and a clamp's limits) do depend on later tokens; nothing else may, and a scale that
+// moves changes a loss by the noise of rounding, not by what knowing the next token would.
+static void check_causal(const char *recipe) {
+    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 1, 0);
+    int32_t tokens[2 * B * T];
+    float before[B * T], after[B * T];
+    Llama *m = llama_create(&o);
+    llama_init(m);
+    for (int s = 0; s < STEPS; s++) {                      // weights that are not the initial ones
+        step_run(m, s);
+        const AdamWOptions adamw = adamw_of(s);
+        llama_step_end(m, &adamw);
+        llama_step_result(m);
+    }
+    for (int late = 0; late < 2; late++) {
+        tokens_of(tokens, 50, 0);
+        for (int i = 0; i < B * T; i++) if (late && i % T >= T / 2) tokens[i] = (tokens[i] + 1 + i % 7) % VOCAB;
+        llama_eval(m, tokens, tokens + B * T);
+        CUDA_CHECK(cudaMemcpy(late ? after : before, m->losses, sizeof before, cudaMemcpyDeviceToHost));
+    }
+    double worst = 0, changed = 0;
+    for (int i = 0; i < B * T; i++) {
+        const double difference = fabs((double)after[i] - before[i]);
+        if (i % T < T / 2) worst = fmax(worst, difference); else changed = fmax(changed, difference);
+    }
+    const OperandSpec *x = &o.recipe->gemm[GEMM_FORWARD].a;
+    const int own = x->format == FORMAT_FLOAT || x->format == FORMAT_MXFP4;  // every scale is of one token
+    check(worst <= (own ? 0 : 0.25 * changed) && changed > 0, "%s: later tokens change earlier losses by %.5f, their own by up to %.5f", recipe, worst, changed);
+    llama_free(m);
+}
+static void check_bf16_layers(const char *recipe) {
+    LlamaOptions o = options_of("bf16", RECOMPUTE_NORM, 1, 0);
+    Outcome plain = run(&o, 0);
+    o.recipe = recipe_find(recipe); o.bf16_layers = o.config.layers;
+    Outcome all = run(&o, 0);
+    o.bf16_layers = 1;
+    Outcome one = run(&o, 0);
+    check(same(&plain, &all), "%s: with --bf16-layers of all layers it has the bits of bf16", recipe);
+    check(all_finite(&one) && memcmp(one.grads, all.grads, (size_t)one.table.total * sizeof(float)) != 0, "%s: --bf16-layers 1 trains, and is neither", recipe);
+    outcome_free(&plain); outcome_free(&all); outcome_free(&one);
+}
+
+int main(int argc, char **argv) {
+    for (int i = 0; i < RECIPE_COUNT; i++) {
+        int asked = argc == 1;
+        for (int k = 1; k < argc; k++) asked |= strcmp(argv[k], RECIPES[i].name) == 0;
+        if (!asked) continue;
+        Outcome r = check_same_bits(RECIPES[i].name, 1 + i % 2, 0);
+        outcome_free(&r);
+        check_stats(RECIPES[i].name);
+        check_causal(RECIPES[i].name);
+        if (recipe_is_quantized(&RECIPES[i])) check_bf16_layers(RECIPES[i].name);
+    }
     check_state(0);
     check_state(1);
     // Gradients lie in activations when there is one micro-batch, and are added up when there are two.

@@ -122,6 +122,8 @@ static void test_refused_command_lines(void **state) {
         {NEEDED "--batc 1", "write --batch in full"},
         {NEEDED "--eval-every", "--eval-every needs a value (N)"},
         {NEEDED "--help=3", "--help takes no value"},
+        {"--check --chekc", "--chekc: there is no such option; did you mean --check?"},
+        {"--check --batch 0", "--batch 0: a whole number from 1"},
         {NEEDED "-x", "-x: there are no one-letter options"},
         {NEEDED "extra", "extra: only options are expected"},
         {NEEDED "--lr fast", "--lr fast: a number from 0 to 10 is expected"},
@@ -137,6 +139,7 @@ static void test_refused_command_lines(void **state) {
         {NEEDED "--master-weights fp16", "one of bf16|fp32"},
         {NEEDED "--grad-dtype fp16", "one of fp32|bf16"},
         {NEEDED "--attention fa3", "one of auto|cudnn|flash"},
+        {NEEDED "--nvfp4-gemm fp4", "one of auto|native|emulated"},
         {NEEDED "--recipe quartet3", "--recipe quartet3: there is no such recipe; the recipes are fp32"},
         {NEEDED "--bf16-layers 5", "--bf16-layers 5: tiny has 4 layers"},
         {NEEDED "--bf16-layers -1", "a whole number from 0"},
@@ -184,6 +187,7 @@ static void test_refused_json(void **state) {
         {"{\"lr\": 1e-3, \"lr\": 2e-3}", "key \"lr\" is given twice"},
         {"{\"config\": \"other.json\"}", "\"config\" is for the command line only"},
         {"{\"help\": true}", "\"help\" is for the command line only"},
+        {"{\"check\": true}", "\"check\" is for the command line only"},
     };
     char *path = xstrdup(folder_path("run.json")), line[512];
     snprintf(line, sizeof line, NEEDED "--config %s", path);
@@ -249,7 +253,7 @@ static void test_help_lists_the_options(void **state) {
         char command[128], said[4096];
         snprintf(command, sizeof command, "--%s", name);
         int status = run_child(parse_only, command, said, sizeof said);
-        int action = strcmp(name, "help") == 0 || strcmp(name, "version") == 0;
+        int action = strcmp(name, "help") == 0 || strcmp(name, "version") == 0 || strcmp(name, "check") == 0;
         if (status != (action ? 0 : 2) || (!action && !strstr(said, "needs a value"))) fail_msg("--%s is listed, but: %s", name, said);
     }
     assert_int_equal(listed, CONFIG_COUNT);
@@ -259,6 +263,19 @@ static void test_help_lists_the_options(void **state) {
     }
     for (int i = 0; i < RECIPE_COUNT; i++) assert_non_null(strstr(text, RECIPES[i].name));
     free(text);
+}
+// --check describes no run, so nothing that a run needs is asked for; the folder may stand before or after it.
+static void test_check_needs_nothing_else(void **state) {
+    (void)state;
+    static RunConfig c;
+    parse(&c, "--check");
+    assert_true(c.check);
+    assert_string_equal(c.out, "runs/default");
+    parse(&c, "--check --out elsewhere");
+    assert_true(c.check);
+    assert_string_equal(c.out, "elsewhere");
+    parse(&c, NEEDED);
+    assert_false(c.check);
 }
 
 static void model_line(char line[512], const char *json) {
@@ -363,7 +380,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_presets), cmocka_unit_test(test_defaults_and_overrides), cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_refused_command_lines), cmocka_unit_test(test_refused_json), cmocka_unit_test(test_json_and_command_line),
-        cmocka_unit_test(test_help_lists_the_options), cmocka_unit_test(test_model_files), cmocka_unit_test(test_refused_model_files),
+        cmocka_unit_test(test_help_lists_the_options), cmocka_unit_test(test_check_needs_nothing_else), cmocka_unit_test(test_model_files), cmocka_unit_test(test_refused_model_files),
         cmocka_unit_test(test_vocabulary)};
     return cmocka_run_group_tests(tests, test_folder_make, test_tree_remove);
 }

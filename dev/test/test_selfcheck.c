@@ -61,6 +61,7 @@ static void test_what_cannot_be_written(void **state) {
     assert_int_equal(disk_write(folder_path("file"), &seconds, error, sizeof error), -1);
     assert_non_null(strstr(error, "--out"));
     assert_null(strchr(error, '\n'));
+    assert_int_equal(selfcheck_run_cpu(folder_path("file")), 1);           // --check's exit status
 }
 static void test_a_full_disk(void **state) {
     (void)state;

@@ -116,10 +116,10 @@ def folder_sums(folder):
 # Runs
 
 def command(options):
-    """Defaults of these tests, then `options` (underscores for hyphens; None leaves one out)."""
+    """Defaults of these tests, then `options` (underscores for hyphens; None leaves one out, "" is an option without a value)."""
     merged = {"model": at("model.json"), "recipe": "bf16", "train_data": at("data", "train_*.bin"), "batch": 4, "steps": 4, "lr": 3e-3,
               "eval_every": 0, **options}
-    return [TRAINER] + [w for k, v in merged.items() if v is not None for w in ("--" + k.replace("_", "-"), str(v))]
+    return [TRAINER] + [w for k, v in merged.items() if v is not None for w in ("--" + k.replace("_", "-"), str(v)) if w]
 
 
 def run(limit=None, unprivileged=False, **options):
@@ -278,6 +278,33 @@ class BadOptions(TrainerTest):
         self.fails(2, "--lr", lr=None)  # a model file brings no learning rate
         self.fails(2, "--steps", "--tokens", steps=None)
         self.fails(2, "--eval-every 5", "--val-data", eval_every=5)
+        self.fails(1, "--nvfp4-gemm native", "emulated", recipe="quartet2", nvfp4_gemm="native")
+
+
+class SelfCheck(TrainerTest):
+    """--check of the CPU program: no data, no model, no folder made; its exit status is what it found."""
+    def check(self, out, **options):
+        return run(out=out, check="", model=None, recipe=None, train_data=None, batch=None, steps=None, lr=None, eval_every=None, **options)
+
+    def test_a_good_machine(self):
+        out = at("not", "yet", "there")
+        r = self.check(out)
+        self.assertEqual((r.returncode, r.stderr), (0, ""), r.stdout)
+        lines = r.stdout.splitlines()
+        self.assertEqual(lines[-1], "self-check: all 3 checks are right")
+        self.assertEqual([l.split()[0] for l in lines[:-1]], ["note", "ok", "ok", "note", "ok"], r.stdout)
+        self.assertIn(TMP, lines[-2])
+        self.assertFalse(os.path.exists(at("not")))
+
+    def test_a_full_disk_is_found(self):
+        r = self.check(fresh(), limit=1_000_000)
+        self.assertEqual((r.returncode, r.stderr), (1, ""), r.stdout)
+        self.assertRegex(r.stdout, r"(?m)^not ok  disk: .*writing stopped after 1000000 bytes: File too large")
+        self.assertTrue(r.stdout.endswith("\nself-check: 1 of 3 checks failed: a run here would not be right\n"), r.stdout)
+
+    def test_help_lists_it(self):
+        text = subprocess.run([TRAINER, "--help"], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(text, r"(?m)^  --check +test this machine")
 
 
 class BadOutput(TrainerTest):

@@ -199,6 +199,8 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     if (o->recompute != RECOMPUTE_NORM && o->recompute != RECOMPUTE_NONE)
         fatal("--recompute: the CPU backend keeps every activation and takes only none and norm");
     if (o->grad_bf16) fatal("--grad-dtype bf16: the CPU backend keeps gradients in float32; leave it out, or train with the GPU program");
+    if (o->nvfp4_gemm == 1)
+        fatal("--nvfp4-gemm native: the CPU backend multiplies decoded operands, exactly; use auto or emulated, or the GPU program on a Blackwell card");
     if (o->attention) fatal("--attention: the CPU backend has one kind of attention and takes only auto");
     if (o->bf16_layers < 0 || o->bf16_layers > c->layers)
         fatal("--bf16-layers %d: the model has %d layers", o->bf16_layers, c->layers);
@@ -263,6 +265,7 @@ FN void llama_free(Llama *m) {
 }
 FN const ParamTable *llama_params(const Llama *m) { return &m->table; }
 FN const char *llama_device_name(const Llama *m) { return m->device; }
+FN const char *llama_products(const Llama *m) { (void)m; return NULL; }
 FN double llama_peak_flops(const Llama *m) { (void)m; return 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------

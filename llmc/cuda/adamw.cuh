@@ -91,15 +91,15 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS) grad_norm_partial_kernel(
     sum = block_sum_f64(sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
-__global__ void __launch_bounds__(GRAD_NORM_BLOCKS) grad_norm_finish_kernel(StepStats *stats, const double *partials, float clip,
-                                                                           const double *loss_sum, float loss_scale) {
+__global__ void __launch_bounds__(GRAD_NORM_BLOCKS) grad_norm_finish_kernel(StepStats *stats, const double *partials, float clip, float loss_limit,
+                                                                           float norm_limit, const double *loss_sum, float loss_scale) {
     const double norm = sqrt(block_sum_f64(partials[threadIdx.x]));
     if (threadIdx.x > 0) return;
     StepStats s;
     s.loss = loss_sum ? (float)(*loss_sum * (double)loss_scale) : 0.0f;
     s.norm = (float)norm;
     s.scale = clip > 0.0f && norm > clip ? (float)(clip / norm) : 1.0f;
-    s.finite = isfinite(s.norm) && isfinite(s.loss);
+    s.finite = isfinite(s.norm) && isfinite(s.loss) && s.loss <= loss_limit && s.norm <= norm_limit;
     *stats = s;
 }
 
@@ -108,12 +108,12 @@ FN size_t grad_norm_scratch_bytes(void) { return GRAD_NORM_BLOCKS * sizeof(doubl
 
 // stats (device) from all gradients, padding included (which is zero). clip: largest norm, 0: no clipping.
 // loss_sum (device float64, nullable: loss 0) times loss_scale is the step's loss. scratch: grad_norm_scratch_bytes().
-// Sums in a fixed order. 4 B read a gradient (BF16: 2).
-FN void grad_norm_launch(StepStats *stats, const AdamWBuffers *b, float clip, const double *loss_sum, float loss_scale, void *scratch,
-                         cudaStream_t stream) {
+// A loss or norm above its limit (INFINITY: none) counts as not finite: no update. Sums in a fixed order. 4 B read a gradient (BF16: 2).
+FN void grad_norm_launch(StepStats *stats, const AdamWBuffers *b, float clip, float loss_limit, float norm_limit, const double *loss_sum,
+                         float loss_scale, void *scratch, cudaStream_t stream) {
     auto kernel = gradients_mixed(b) ? grad_norm_partial_kernel<true> : grad_norm_partial_kernel<false>;
     kernel<<<GRAD_NORM_BLOCKS, ELEMENTWISE_THREADS, 0, stream>>>((double *)scratch, b->grads, b->count);
-    grad_norm_finish_kernel<<<1, GRAD_NORM_BLOCKS, 0, stream>>>(stats, (const double *)scratch, clip, loss_sum, loss_scale);
+    grad_norm_finish_kernel<<<1, GRAD_NORM_BLOCKS, 0, stream>>>(stats, (const double *)scratch, clip, loss_limit, norm_limit, loss_sum, loss_scale);
     CUDA_LAUNCHED();
 }
 

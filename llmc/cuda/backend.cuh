@@ -29,12 +29,17 @@ FN void model_check(const LlamaOptions *o) {
     if (c->width % 128 || c->ffn % 128 || llama_qkv_rows(c) % 128 || (int64_t)o->batch * c->seq % 128 || c->vocab % 8)
         fatal("width %d, ffn %d, q+k+v width %d and batch*seq %lld must be multiples of 128, vocab %d a multiple of 8: change the model's "
               "configuration or --batch", c->width, c->ffn, llama_qkv_rows(c), (long long)o->batch * c->seq, c->vocab);
-    if (o->quant_stats) fatal("--quant-stats: the GPU backend does not measure yet; train with the CPU program, or leave it out");
-    if (o->bf16_layers) fatal("--bf16-layers %d: the GPU backend has one recipe for all layers; train with the CPU program, or leave it out", o->bf16_layers);
     if (o->recompute < RECOMPUTE_NORM || o->recompute > RECOMPUTE_BLOCK) fatal("recompute %d is none of norm, none, mlp, block", o->recompute);
+    if (o->nvfp4_gemm < NVFP4_GEMM_AUTO || o->nvfp4_gemm > NVFP4_GEMM_EMULATED) fatal("nvfp4_gemm %d is none of auto, native, emulated", o->nvfp4_gemm);
     if (o->attention < ATTENTION_AUTO || o->attention > ATTENTION_FLASH) fatal("attention %d is none of auto, cudnn, flash", o->attention);
 }
-// Sizes and the memory plan; no device memory. attention: its plan, or NULL where only bytes matter.
+// Which product NVFP4 operands meet, and the words for it (llama_products).
+FN void model_choose(Llama *m) {
+    char why[256];
+    native_choose(&m->recipe_plan, (Nvfp4GemmMode)m->options.nvfp4_gemm, why, sizeof why);
+    if (plan_has_nvfp4(&m->recipe_plan)) snprintf(m->products, sizeof m->products, "%s: %s", m->recipe_plan.native ? "native" : "emulated in BF16", why);
+}
+// Sizes and the memory plan; no device memory that stays. attention: its plan, or NULL where only bytes matter.
 FN void model_shape(Llama *m, const LlamaOptions *o, AttentionPlan *attention) {
     memset(m, 0, sizeof *m);
     model_check(o);
@@ -43,9 +48,13 @@ FN void model_shape(Llama *m, const LlamaOptions *o, AttentionPlan *attention) {
     m->M = (int64_t)o->batch * o->config.seq;
     m->layers = (LlamaLayer *)xcalloc((size_t)o->config.layers, sizeof(LlamaLayer));
     m->layer_end = (int64_t *)xcalloc((size_t)o->config.layers, sizeof(int64_t));
-    m->work.recipe = o->recipe;
-    m->work.quantized = linear_recipe_quantized(o->recipe);
+    m->recipe_plan = linear_plan(o->recipe, fp8_gemm_supported());
+    m->plain_plan = linear_plan(recipe_find("bf16"), 0);
+    model_choose(m);
+    if (plan_bytes(&m->recipe_plan, GEMM_FORWARD, OPERAND_A) && o->config.seq % 16)
+        fatal("--seq %d: FP8 products take multiples of 16 tokens; change --seq, or take another --recipe", o->config.seq);
     m->work.weights_kept = o->micro_batches > 1;
+    m->work.kept_rows = m->M;
     m->work.seed = o->seed; m->work.rank = o->rank;
     m->attention = attention;
     m->plan[PLAN_ATTENTION] = attention ? attention->workspace_bytes : 0;
@@ -114,7 +123,7 @@ __global__ static void fill_random_kernel(uint4 *words, int64_t count) {
         uint32_t w[4];
         for (int j = 0; j < 4; j++) {
             const uint32_t h = ((uint32_t)i * 4 + (uint32_t)j) * 0x9E3779B1u, x = (h ^ (h >> 15)) * 0x85EBCA77u;
-            w[j] = (x & 0x807F807Fu) | 0x3F003F00u | ((x >> 3) & 0x00800080u);  // +-[0.5, 2)
+            w[j] = (x & 0x803F803Fu) | 0x3F003F00u | ((x >> 3) & 0x00800080u);  // +-[0.5, 2) as BF16; each byte as FP8 below 2
         }
         words[i] = make_uint4(w[0], w[1], w[2], w[3]);
     }
@@ -123,21 +132,33 @@ FN void fill_random(Llama *m, void *p, int64_t bytes) {
     fill_random_kernel<<<m->device.sms * 4, 256, 0, m->stream>>>((uint4 *)p, bytes / 16);
     CUDA_LAUNCHED();
 }
-// Times the GEMMs of a shape in the places where a step finds its operands. a: operand A's place, b: B's, or D's where B is a weight.
-FN void tune_linear(Llama *m, const Linear *l, int64_t rows, int quantized) {
-    char *const base = m->arenas[ARENA_ACTIVATIONS].base + GEMM_WORKSPACE_BYTES + 4096;
-    bf16 *const x = (bf16 *)base, *const y = (bf16 *)(base + (rows * l->K * 2 + 255) / 256 * 256);
-    gemm_tune(&m->gemm, linear_shape(l, GEMM_FORWARD, rows, quantized), y, x, l->w, m->stream);
-    gemm_tune(&m->gemm, linear_shape(l, GEMM_DGRAD, rows, quantized), x, y, l->w, m->stream);
-    gemm_tune(&m->gemm, linear_shape(l, GEMM_WGRAD, rows, quantized), l->dw, y, x, m->stream);
+// Times a linear's GEMMs on operands in the activations' memory, W in its place. A product that something is done to goes behind both.
+FN void tune_linear(Llama *m, const Linear *l, int64_t rows) {
+    char *const x = m->arenas[ARENA_ACTIVATIONS].base + GEMM_WORKSPACE_BYTES + 4096, *const y = x + (rows * l->K * 2 + 255) / 256 * 256;
+    char *const product = y + (rows * l->N * 2 + 255) / 256 * 256;
+    const int *const apart = l->plan->float_product;
+    if ((apart[0] || apart[1] || apart[2]) && product + larger(rows, larger(l->N, l->K)) * larger(l->N, l->K) * 4 > m->arenas[ARENA_ACTIVATIONS].base + m->layers_end)
+        fatal("no room to time GEMMs of %lld x %lld x %lld: this is a bug", (long long)rows, (long long)l->N, (long long)l->K);
+    gemm_tune(&m->gemm, linear_shape(l, GEMM_FORWARD, rows), apart[GEMM_FORWARD] ? product : y, x, l->w, m->stream);
+    gemm_tune(&m->gemm, linear_shape(l, GEMM_DGRAD, rows), apart[GEMM_DGRAD] ? product : x, y, l->w, m->stream);
+    gemm_tune(&m->gemm, linear_shape(l, GEMM_WGRAD, rows), apart[GEMM_WGRAD] ? (void *)product : l->dw, y, x, m->stream);
+}
+// Each layer's GEMMs; native ones with the outputs where the passes have them.
+FN void tune_layer(Llama *m, LlamaLayer *l) {
+    void *const y[LINEARS_PER_LAYER] = {l->qkv, m->small, l->gate_up, m->small}, *const dx[LINEARS_PER_LAYER] = {m->small, m->small, m->small, m->big};
+    for (int i = 0; i < LINEARS_PER_LAYER; i++) {
+        if (l->linear[i].plan->native) native_tune(&l->linear[i], &m->work, m->M, y[i], dx[i]);
+        else tune_linear(m, &l->linear[i], m->M);
+    }
 }
 FN void model_tune(Llama *m) {
     fill_random(m, m->arenas[ARENA_PARAMS].base, m->plan[PLAN_PARAMS]);
     fill_random(m, m->arenas[ARENA_ACTIVATIONS].base + GEMM_WORKSPACE_BYTES + 4096, m->layers_end - (int64_t)GEMM_WORKSPACE_BYTES - 4096);
     const Linear head = head_linear(m);
-    for (int i = 0; i < LINEARS_PER_LAYER; i++) tune_linear(m, &m->layers[0].linear[i], m->M, m->work.quantized);
-    tune_linear(m, &head, m->head_rows, 0);
-    if (m->M % m->head_rows) tune_linear(m, &head, m->M % m->head_rows, 0);
+    tune_layer(m, &m->layers[0]);
+    tune_layer(m, &m->layers[m->options.config.layers - 1]);  // which may have another plan
+    tune_linear(m, &head, m->head_rows);
+    if (m->M % m->head_rows) tune_linear(m, &head, m->M % m->head_rows);
 }
 FN void arenas_allocate(Llama *m) {
     for (int i = 0; i < ARENA_COUNT; i++) {
@@ -157,7 +178,7 @@ FN void adamw_prepare(Llama *m) {
         const Param *p = &m->table.params[i];
         segments[i].offset = p->offset;
         segments[i].decay = p->decay;
-        segments[i].amax_slot = m->work.quantized && p->linear >= 0 ? p->layer * LINEARS_PER_LAYER + p->linear : -1;
+        segments[i].amax_slot = p->linear >= 0 && layer_plan(m, p->layer)->amax_w ? p->layer * LINEARS_PER_LAYER + p->linear : -1;
     }
     CUDA_CHECK(cudaMemcpy(m->segments, segments, (size_t)m->table.count * sizeof *segments, cudaMemcpyHostToDevice));
     free(segments);
@@ -165,7 +186,7 @@ FN void adamw_prepare(Llama *m) {
     memset(b, 0, sizeof *b);
     b->params = m->params; b->masters = m->masters; b->m = m->adam_m; b->v = m->adam_v; b->grads = m->grads;
     b->count = m->table.total; b->segments = m->segments; b->segment_count = m->table.count;
-    b->amax = m->amax_w; b->amax_count = m->work.quantized ? m->options.config.layers * LINEARS_PER_LAYER : 0;
+    b->amax = m->amax_w; b->amax_count = m->recipe_plan.amax_w ? m->options.config.layers * LINEARS_PER_LAYER : 0;
 }
 FN void rope_prepare(Llama *m) {
     const LlamaConfig *c = &m->options.config;
@@ -183,8 +204,6 @@ FN void host_prepare(Llama *m) {
     for (int i = 0; i < RESULT_SLOTS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&m->result_ready[i], cudaEventDisableTiming));
 }
 // A model whose parameters are zero. verbose: the GEMMs chosen and attention's backend are printed.
-FN void llama_stats_begin(Llama *m) { (void)m; fatal("the GPU backend does not measure quantization: this is a bug"); }
-FN const LinearStats *llama_stats_end(Llama *m) { (void)m; fatal("the GPU backend does not measure quantization: this is a bug"); }
 FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
     Llama *m = (Llama *)xcalloc(1, sizeof *m);
     model_check(o);
@@ -208,6 +227,7 @@ FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
     rope_prepare(m);
     host_prepare(m);
     m->weights_changed = 1;
+    m->loss_limit = m->norm_limit = INFINITY;
     if (verbose) printf("attention by %s\n", attention_plan_name(m->attention));
     return m;
 }
@@ -224,10 +244,12 @@ FN void llama_free(Llama *m) {
     for (int i = 0; i < RESULT_SLOTS; i++) CUDA_CHECK(cudaEventDestroy(m->result_ready[i]));
     CUDA_CHECK(cudaStreamDestroy(m->stream));
     model_shape_free(m);
+    free(m->stats);
     free(m);
 }
 FN const ParamTable *llama_params(const Llama *m) { return &m->table; }
 FN const char *llama_device_name(const Llama *m) { return m->device.name; }
+FN const char *llama_products(const Llama *m) { return m->products[0] ? m->products : NULL; }
 FN double llama_peak_flops(const Llama *m) { return m->device.peak_flops; }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -97,5 +97,15 @@ __device__ __forceinline__ uint32_t convert_e4m3x2(float low, float high) {
 #endif
 }
 __device__ __forceinline__ uint32_t convert_e4m3(float v) { return convert_e4m3x2(v, 0.0f) & 0xFFu; }
+// The same for v >= 0 that is no NaN: one instruction where the hardware converts.
+__device__ __forceinline__ uint32_t convert_e4m3_magnitude(float v) {
+#if CONVERT_E4M3_HARDWARE
+    uint16_t code;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(code) : "f"(v), "f"(0.0f));
+    return code;
+#else
+    return e4m3_encode(v);
+#endif
+}
 
 #endif

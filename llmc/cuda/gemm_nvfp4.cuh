@@ -12,7 +12,7 @@
 //
 // Plans live in gemm.cuh's table and are tuned by gemm_tune(), under its rules: once a shape, only algorithms that give the same bits compete.
 //
-// --nvfp4-gemm says which product a recipe's NVFP4 operands meet:
+// --nvfp4-gemm says which product a recipe's NVFP4 operands meet (linear_native.cuh):
 //   auto       native if the card has FP4 tensor cores and cuBLASLt has an algorithm on it, else emulated; the choice and its reason are printed
 //   native     native; where that cannot be, an error that says why
 //   emulated   BF16 operands code x s_b, exact: the same products, summed in another order; on every card

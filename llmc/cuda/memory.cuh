@@ -19,6 +19,7 @@
 #include "embedding.cuh"
 #include "linear.cuh"
 #include "rmsnorm.cuh"
+#include "stats.cuh"
 
 #define RESULT_SLOTS 4             // steps whose results may be unread
 #define TOKEN_SLOTS 4              // micro-batches whose tokens may be on their way to the device
@@ -38,11 +39,13 @@ typedef struct {
 typedef struct { char *base; int64_t used; } Arena;
 enum { ARENA_PARAMS, ARENA_GRADS, ARENA_ADAM, ARENA_ACTIVATIONS, ARENA_COUNT };
 
+#define MEASURED_VALUES (6 * STATS_OPERAND_VALUES + 2 * STATS_GRADIENT_VALUES)  // of a linear: its operands, dX, dW
+
 // Bytes, by what they hold. In the order of the plan.
-enum { PLAN_PARAMS, PLAN_MASTERS, PLAN_GRADS, PLAN_ADAM, PLAN_KEPT, PLAN_WEIGHTS, PLAN_WORK, PLAN_GEMM, PLAN_ATTENTION, PLAN_COUNT };
+enum { PLAN_PARAMS, PLAN_MASTERS, PLAN_GRADS, PLAN_ADAM, PLAN_KEPT, PLAN_WEIGHTS, PLAN_WORK, PLAN_GEMM, PLAN_ATTENTION, PLAN_STATS, PLAN_COUNT };
 static const char *const PLAN_NAMES[PLAN_COUNT] = {
     "parameters (BF16)", "master weights (float32)", "gradients (float32)", "optimizer state (float32)", "activations kept for backward",
-    "quantized weights", "work space shared by the layers", "cuBLASLt workspace", "attention workspace"
+    "quantized weights", "work space shared by the layers", "cuBLASLt workspace", "attention workspace", "work space of --quant-stats"
 };
 
 struct Llama {
@@ -64,17 +67,19 @@ struct Llama {
     Gradients grads;                       // (total)
     AdamWBuffers adamw;
     LlamaLayer *layers;
+    LinearPlan recipe_plan, plain_plan;    // of the layers' linears; of the last bf16_layers' and of lm_head
+    char products[384];                    // llama_products
     LinearWork work;
     bf16 *residual_final;                  // (M,d)
     float *rstd_final;                     // (M)
     int32_t *tokens, *targets;             // (M)
     float *losses;                         // (M)
     double *loss_sum;
-    StepStats *stats;
+    StepStats *step_stats;
     float2 *rope;                          // (T, head_dim/2)
     void *norm_work, *embed_work, *grad_norm_work, *gemm_scalars, *gemm_workspace;
     AdamWSegment *segments;
-    float *amax_x, *amax_w, *scalars;      // (layers x 4), (layers x 4), (layers x 4 x 5)
+    float *amax_x, *amax_w, *factors;      // (layers x 4), (layers x 4), (layers x 4 x FACTOR_COUNT)
 
     bf16 *normed;                          // (M,d) a norm's output that is not kept
     bf16 *small;                           // (M,d) forward: a linear's output on its way into the residual; backward: gradient of a linear's input
@@ -84,12 +89,19 @@ struct Llama {
     bf16 *logits;                          // (head_rows, vocab)
     int64_t head_rows;
 
+    double *measured;                      // (layers x 4 x MEASURED_VALUES) of --quant-stats; NULL: it is off
+    float *measure_exact;                  // a gradient, or a forward operand
+    void *measure_work;
+    int measuring;                         // this micro-batch is measured
+    LinearStats *stats;                    // by hand: (layers x 4), on the host
+
     int weights_changed;                   // by hand: the amax of the weights must be found before the next forward
     int32_t *host_tokens;                  // pinned: (TOKEN_SLOTS, 2, M)
     StepStats *host_stats;                 // pinned: (RESULT_SLOTS)
     double *host_loss;                     // pinned
     cudaEvent_t tokens_sent[TOKEN_SLOTS], result_ready[RESULT_SLOTS];
     int64_t micro_steps, steps_ended, steps_read;
+    float loss_limit, norm_limit;          // llama_step_limits
 };
 
 FN int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -112,26 +124,29 @@ FN Linear head_linear(const Llama *m) {
     Linear l;
     const Param *p = layer_param(m, PARAM_LM_HEAD, -1);
     memset(&l, 0, sizeof l);
+    l.plan = &m->plain_plan;
     l.N = p->rows; l.K = p->cols;
     l.w = m->params + p->offset; l.dw = gradient_at(&m->grads, p->offset);
     return l;
 }
 
+FN const LinearPlan *layer_plan(const Llama *m, int layer) {
+    return layer < m->options.config.layers - m->options.bf16_layers ? &m->recipe_plan : &m->plain_plan;
+}
 // The input X of a linear: kept as it is, kept packed with the plain tensor in shared memory, or made again in shared memory.
 FN void linear_layout(Llama *m, Linear *l, ParamKind kind, int layer, bf16 *x) {
     const Param *p = layer_param(m, kind, layer);
     Arena *a = &m->arenas[ARENA_ACTIVATIONS];
-    const int slot = layer * LINEARS_PER_LAYER + p->linear;
+    const int64_t slot = layer * LINEARS_PER_LAYER + p->linear;
+    l->plan = layer_plan(m, layer);
     l->layer = layer; l->linear = p->linear;
     l->N = p->rows; l->K = p->cols;
     l->w = m->params + p->offset;
     l->dw = gradient_at(&m->grads, p->offset); l->dw_bf16 = gradient_is_bf16(&m->grads, p->offset);
     l->x = x;
     l->amax_x = m->amax_x + slot; l->amax_w = m->amax_w + slot;
-    l->st_x = m->scalars + slot * 5; l->st_w = l->st_x + 1; l->alpha = l->st_x + 2;
-    if (!m->work.quantized) return;
-    l->x_codes = (uint8_t *)arena_take(a, m->M, l->K / 2);
-    l->x_scales = (uint8_t *)arena_take(a, m->M, l->K / 16);
+    l->factor = m->factors + slot * FACTOR_COUNT;
+    linear_take_input(l, m->M, [&](int64_t bytes) { return arena_take(a, bytes, 1); });
 }
 // What layer `i` keeps besides the residual stream that enters it.
 FN void layer_layout(Llama *m, int i) {
@@ -139,7 +154,7 @@ FN void layer_layout(Llama *m, int i) {
     Arena *a = &m->arenas[ARENA_ACTIVATIONS];
     LlamaLayer *l = &m->layers[i];
     const int64_t M = m->M, d = c->width;
-    const int plain = !m->work.quantized, recompute = m->options.recompute;
+    const int plain = layer_plan(m, i)->keeps_x, recompute = m->options.recompute;
     l->residual_ffn = arena_bf16(a, M, d);
     l->rstd_attn = arena_floats(a, M);
     l->rstd_ffn = arena_floats(a, M);
@@ -168,18 +183,15 @@ FN void layers_layout(Llama *m) {
     }
     m->layers_end = a->used;
 }
-// Packed W of every layer; with several micro-batches also the decoded operands, otherwise one pair for all (in the work space).
+// What is kept of the quantized W of every layer; with several micro-batches also the operands, otherwise one pair for all (in the work space).
 FN void weights_layout(Llama *m) {
     Arena *a = &m->arenas[ARENA_ACTIVATIONS];
-    for (int i = 0; m->work.quantized && i < m->table.count; i++) {
+    for (int i = 0; i < m->table.count; i++) {
         const Param *p = &m->table.params[i];
         if (p->linear < 0) continue;
         Linear *l = &m->layers[p->layer].linear[p->linear];
-        l->w_codes = (uint8_t *)arena_take(a, p->rows, p->cols / 2);
-        l->w_scales = (uint8_t *)arena_take(a, p->rows, p->cols / 16);
-        if (!m->work.weights_kept) continue;
-        l->w_forward = arena_bf16(a, p->rows, p->cols);
-        l->w_dgrad = arena_bf16(a, p->rows, p->cols);
+        l->plan = layer_plan(m, p->layer); l->N = p->rows; l->K = p->cols;
+        linear_take_weight(l, m->work.weights_kept, [&](int64_t bytes) { return arena_take(a, bytes, 1); });
     }
 }
 FN void scalars_layout(Llama *m) {
@@ -192,7 +204,7 @@ FN void scalars_layout(Llama *m) {
     m->targets = (int32_t *)arena_take(a, m->M, 4);
     m->losses = arena_floats(a, m->M);
     m->loss_sum = (double *)arena_take(a, 1, sizeof(double));
-    m->stats = (StepStats *)arena_take(a, 1, sizeof(StepStats));
+    m->step_stats = (StepStats *)arena_take(a, 1, sizeof(StepStats));
     m->rope = (float2 *)arena_take(a, (int64_t)c->seq * llama_head_dim(c) / 2, sizeof(float2));
     m->norm_work = arena_take(a, 1, (int64_t)rmsnorm_backward_scratch_bytes(c->width));
     m->embed_work = arena_take(a, 1, (int64_t)embedding_backward_scratch_bytes(m->M, c->width, c->vocab));
@@ -200,7 +212,8 @@ FN void scalars_layout(Llama *m) {
     m->segments = (AdamWSegment *)arena_take(a, m->table.count, sizeof(AdamWSegment));
     m->amax_x = arena_floats(a, slots);
     m->amax_w = arena_floats(a, slots);
-    m->scalars = arena_floats(a, slots * 5);
+    m->factors = arena_floats(a, slots * FACTOR_COUNT);
+    m->work.scalars = arena_floats(a, 4);
     m->rstd_final = arena_floats(a, m->M);
 }
 // Work space of the three phases of a micro-step (forward, loss, backward): the phases share one region, since none needs
@@ -215,20 +228,31 @@ FN void work_layout(Llama *m) {
     m->small = arena_bf16(a, M, d);
     m->d_stream = arena_bf16(a, M, d);
     Arena forward = *a, loss = *a, backward = *a;
-    const int64_t weight = w->quantized && !w->weights_kept ? larger(wide * d, d * inner) : 0;
+    const LinearPlan *p = &m->recipe_plan;
+    const int64_t rows = plan_quantizes(p) ? M : 0, weight = rows && !w->weights_kept ? larger(wide * d, d * inner) : 0;
+    // A forward product that something is done to is as wide as any output; a backward one as wide as an input, or as large as a weight.
+    const int64_t outputs = p->float_product[GEMM_FORWARD] ? M * wide : 0;
+    const int64_t products = larger(p->float_product[GEMM_DGRAD] ? M * inner : 0, p->float_product[GEMM_WGRAD] ? larger(wide * d, d * inner) : 0);
     m->h = arena_bf16(&forward, M, c->ffn);
-    w->x_forward = arena_bf16(&forward, w->quantized ? M : 0, inner);
-    bf16 *const w_forward = arena_bf16(&forward, weight, 1);
+    const auto operand = [&](Arena *arena, int64_t values) { return arena_take(arena, plan_operand_bytes(p, values), 1); };
+    w->x_forward = operand(&forward, rows * inner);
+    void *const w_forward = operand(&forward, p->native ? 0 : weight);
+    w->residual = arena_bf16(&forward, p->recipe->gemm[GEMM_FORWARD].product == PRODUCT_ADD_OUTLIERS ? M : 0, inner);
+    w->x_rows = arena_floats(&forward, p->kind[GEMM_FORWARD][OPERAND_A] == KIND_ROWS ? M : 0);
     // Beside m->big lies dgrad's operand of dY, which has made way when wgrad's operand X comes. gate_up's is the widest, and m->big
     // is free then: it takes that place too.
     Arena wide_dy = backward;
     m->big = arena_bf16(&backward, M, larger(c->ffn, qkv));
-    w->x_wgrad = arena_bf16(&backward, w->quantized ? M : 0, larger(inner, qkv));
-    bf16 *const dy_gate_up = arena_bf16(&wide_dy, w->quantized ? M : 0, 2 * c->ffn);
+    w->x_wgrad = operand(&backward, rows * larger(inner, qkv));
+    void *const dy_gate_up = operand(&wide_dy, rows * 2 * c->ffn);
     backward.used = larger(backward.used, wide_dy.used);
-    w->dy_wgrad = arena_bf16(&backward, w->quantized ? M : 0, wide);
-    bf16 *const w_dgrad = arena_bf16(&backward, weight, 1);
-    w->eden_work = arena_take(&backward, 1, w->quantized ? larger(eden_workspace_bytes(M, wide), eden_workspace_bytes(wide, larger(inner, d))) : 0);
+    w->dy_wgrad = operand(&backward, rows * wide);
+    void *const w_dgrad = operand(&backward, weight);
+    // The same places in both phases: behind all else of either.
+    forward.used = backward.used = larger(forward.used, backward.used);
+    w->product = arena_floats(&backward, larger(outputs, products));
+    const int64_t quantizer_bytes = larger(larger(linear_quantizer_bytes(p, M, wide, d), linear_quantizer_bytes(p, M, d, inner)), linear_quantizer_bytes(p, M, qkv, d));
+    w->quantizer_work = arena_take(&backward, quantizer_bytes, 1);
     for (int i = 0; i < c->layers * LINEARS_PER_LAYER; i++) {
         Linear *l = &m->layers[i / LINEARS_PER_LAYER].linear[i % LINEARS_PER_LAYER];
         l->dy_dgrad = i % LINEARS_PER_LAYER == LINEAR_GATE_UP ? dy_gate_up : w->x_wgrad;
@@ -239,6 +263,16 @@ FN void work_layout(Llama *m) {
     m->head_rows = ceil_div(ceil_div(M, parts), 128) * 128;  // parts of about equal size
     m->logits = arena_bf16(&loss, m->head_rows, c->vocab);
     a->used = larger(end, loss.used);
+}
+// Room for one linear's measurement at a time.
+FN void stats_layout(Llama *m) {
+    const LlamaConfig *c = &m->options.config;
+    Arena *a = &m->arenas[ARENA_ACTIVATIONS];
+    if (!m->options.quant_stats) return;
+    const int64_t d = c->width, wide = larger(2 * (int64_t)c->ffn, llama_qkv_rows(c)), inner = larger(c->ffn, d), rows = larger(m->M, wide);
+    m->measured = (double *)arena_take(a, (int64_t)c->layers * LINEARS_PER_LAYER, MEASURED_VALUES * sizeof(double));
+    m->measure_exact = arena_floats(a, larger(m->M * inner, larger(wide * d, d * inner)));
+    m->measure_work = arena_take(a, stats_workspace_bytes(larger(rows, inner), larger(rows, inner)), 1);
 }
 // How many bytes of the gradient buffer may lie before the end of the activations: a layer's gradients begin no earlier than its
 // own activations end, lm_head's (and the final norm's) after all of them, the embedding's (written last) anywhere.
@@ -275,9 +309,12 @@ FN void memory_layout(Llama *m) {
     scalars_layout(m);
     work_layout(m);
     const int64_t work_end = a->used;
+    stats_layout(m);
+    m->plan[PLAN_STATS] = a->used - work_end;
+    const int64_t weights_from = a->used;
     m->plan[PLAN_GEMM] = (int64_t)GEMM_WORKSPACE_BYTES;
     weights_layout(m);
-    m->plan[PLAN_WEIGHTS] = a->used - work_end;
+    m->plan[PLAN_WEIGHTS] = a->used - weights_from;
     const int64_t kept_from = a->used;
     layers_layout(m);
     m->plan[PLAN_KEPT] = a->used - kept_from;

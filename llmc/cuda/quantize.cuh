@@ -34,7 +34,7 @@ struct EdenAddress {
 FN void amax_launch(cudaStream_t stream, const bf16 *x, int64_t count, float *amax);
 
 // Quantizes x (rows, cols) along its columns, blocks 1x16. cols is a multiple of 16, rows anything >= 1.
-//   rounding  ROUND_RTN or ROUND_FOUR_SIX
+//   spec      its rounding: ROUND_RTN or ROUND_FOUR_SIX
 //   amax      max |x|, already reduced (device)
 //   codes     (rows, cols/2)   two E2M1 codes a byte, even column in the low nibble
 //   scales    (rows, cols/16)  E4M3, row-major
@@ -43,14 +43,14 @@ FN void amax_launch(cudaStream_t stream, const bf16 *x, int64_t count, float *am
 //   other_st, alpha   when alpha is not NULL: *alpha = s_t * *other_st, what the forward GEMM multiplies by (device)
 // codes and scales may both be NULL (nothing kept, for example in an evaluation); decoded may be NULL.
 // Reads 2 B a value, writes 2.5625 B: floor 4.5625 B a value of copy bandwidth.
-FN void quantize_forward_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
+FN void quantize_forward_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                     const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st,
                                     const float *other_st, float *alpha);
 
 // The same for a native FP4 GEMM: no decoded operand; scales in cuBLASLt's 128x4 tiles (tiled_scale_offset), rows padded to
 // 128 and scale columns to 4, the padding zeroed. tiled_scale_bytes() says how large they are.
 FN int64_t tiled_scale_bytes(int64_t rows, int64_t cols);
-FN void quantize_forward_native_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
+FN void quantize_forward_native_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                            const float *amax, uint8_t *codes, uint8_t *tiled_scales, float *st,
                                            const float *other_st, float *alpha);
 
@@ -71,11 +71,11 @@ FN int64_t eden_workspace_bytes(int64_t rows, int64_t cols);
 //             is dY's: the GEMM takes it transposed.
 // st (device, 2 floats, may be NULL): the tensor scales found, along N and along M; already in the values.
 // Reads 2 B a value, writes 4 B + 0.25 B of c: floor 6.25 B a value, or about 50 instructions (25 a direction).
-FN void eden_both_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m,
+FN void eden_both_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m,
                              EdenAddress n, EdenAddress m, void *workspace, float *st);
 
 // One direction only: dY (M,N) along N (along_rows = 0) or along M (along_rows = 1). For a layer that needs one gradient.
-FN void eden_one_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t N, int along_rows, bf16 *out,
+FN void eden_one_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *dy, int64_t M, int64_t N, int along_rows, bf16 *out,
                             EdenAddress a, void *workspace, float *st);
 
 // A saved tensor (rows, cols), as quantize_forward_launch wrote it, -> out (rows, cols): rotated and re-quantized along its
@@ -83,7 +83,7 @@ FN void eden_one_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t 
 // goes into *alpha = *saved_st / 128 (device, written; the GEMM's whole alpha, since both new tensor scales are in the values).
 // st (device, 1 float, may be NULL): the tensor scale found; already in the values.
 // Reads 0.5625 B a value, writes 2 B + 0.125 B of c: floor 2.69 B a value, or about 31 instructions.
-FN void eden_requant_launch(cudaStream_t stream, const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t cols,
+FN void eden_requant_launch(cudaStream_t stream, const OperandSpec *spec, const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t cols,
                                 bf16 *out, EdenAddress a, const float *saved_st, float *alpha, void *workspace, float *st);
 
 // Native FP4: packed operands. along_n: codes (M,N/2), scales of (M, N/16); along_m: codes of dY^T (N,M/2), scales of

@@ -1,10 +1,11 @@
 // cuda/quantize_device.cuh: cheap device formulations of what formats.h and rng.h define, with the same bits (each says for
-// which inputs; dev/cuda/rotate_eden.cu checks them exhaustively), and the few PTX instructions the quantizers need.
+// which inputs; dev/cuda/rotate_eden.cu checks them exhaustively), and the few PTX instructions the quantizers need. Codes come from convert.cuh.
 #ifndef LLMC_CUDA_QUANTIZE_DEVICE_CUH
 #define LLMC_CUDA_QUANTIZE_DEVICE_CUH
 
 #include "../quantize.h"
 #include "common.cuh"
+#include "convert.cuh"
 
 FN int device_attribute(cudaDeviceAttr what) {
     int device = 0, value = 0;
@@ -45,12 +46,19 @@ __device__ __forceinline__ float f32_quotient(float n, float d) {
     return __fmaf_rn(r, __fmaf_rn(-d, q, n), q);
 }
 
-// The value of e4m3_encode(t), for t in [0, 448). e4m3_code(): the code of an E4M3 value.
+// The value of e4m3_encode(t), for t in [0, 448). e4m3_code(): the code of an E4M3 value. (Cards before Blackwell convert to E4M3 too; the quantizers
+// were measured on Hopper as they are, and stay so.)
 __device__ __forceinline__ float e4m3_round_unclamped(float t) {
     const float p = f32_from_bits(f32_bits(fmaxf(t, 0x1p-6f)) & 0x7F800000u);
     return __fmaf_rn(p, -0x1p20f, __fmaf_rn(p, 0x1p20f, t));
 }
-__device__ __forceinline__ uint32_t e4m3_code(float value) { return f32_bits(f32_mul(value, 0x1p-120f)) >> 20; }
+__device__ __forceinline__ uint32_t e4m3_code(float value) {
+#if CONVERT_E2M1_HARDWARE
+    return convert_e4m3_magnitude(value);
+#else
+    return f32_bits(f32_mul(value, 0x1p-120f)) >> 20;
+#endif
+}
 
 // Lower and upper BF16 of a word as float32, its sign flipped where sign is 0x80000000. One instruction each.
 __device__ __forceinline__ float bf16_lower_signed(uint32_t w, uint32_t sign) { return f32_from_bits(w * 65536u + sign); }
@@ -62,14 +70,6 @@ __device__ __forceinline__ uint32_t bf16x2_mul(uint32_t a, uint32_t b) {  // two
 }
 // x, exact in BF16, in both halves.
 __device__ __forceinline__ uint32_t bf16x2_twice(float x) { return __byte_perm(f32_bits(x), 0u, 0x3232); }
-
-// Eight codes e2m1_encode(v[0..7]) in a word, |v| < 7.
-__device__ __forceinline__ uint32_t e2m1_encode8(const float v[8]) {
-    uint32_t w = 0u;
-#pragma unroll
-    for (int i = 0; i < 8; i++) w |= e2m1_encode(v[i]) << (4 * i);
-    return w;
-}
 
 // Packed values decoded two at a time. A code's three magnitude bits at bits 8..6 of a BF16 are its value times 2^-126; one
 // product with s_b*2^119 gives code x s_b x 2^-7, exact (2^126 and s_b would not fit one BF16 factor). Everything MS-EDEN

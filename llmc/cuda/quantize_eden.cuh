@@ -132,7 +132,7 @@ __device__ __forceinline__ void run_quantize(const float y[EDEN_VALUES], const u
         cmax = max(cmax, c[b]);
         if (NATIVE) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) out[2 * b + i] = e2m1_encode8(v + 8 * i) ^ (sign[b] ? 0x88888888u : 0u);
+            for (int i = 0; i < 2; i++) out[2 * b + i] = convert_e2m1x8_numbers(v + 8 * i) ^ (sign[b] ? 0x88888888u : 0u);
         } else {
             const uint32_t s = bf16x2_twice(f32_from_bits(f32_bits(ms_eden_posthoc_extended(f32_from_bits(c[b]), u[b])) ^ sign[b]));
 #pragma unroll

@@ -231,8 +231,13 @@ FN void eden_finish(cudaStream_t stream, const EdenJob &job, int native, int dir
     CUDA_LAUNCHED();
 }
 
-FN void eden_both_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m,
+FN void eden_check(const OperandSpec *spec) {
+    if (spec->rounding != ROUND_MS_EDEN_POSTHOC || spec->rotation != EDEN_TILE)
+        fatal("the GPU's MS-EDEN has no rounding %d with a rotation of %d: this is a bug", (int)spec->rounding, spec->rotation);
+}
+FN void eden_both_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *dy, int64_t M, int64_t N, bf16 *along_n, bf16 *along_m,
                              EdenAddress n, EdenAddress m, void *workspace, float *st) {
+    eden_check(spec);
     EdenJob job = eden_job(M, N, workspace);
     job.x = dy;
     eden_side(&job, ALONG_N, n); job.side[ALONG_N].decoded = along_n;
@@ -240,8 +245,9 @@ FN void eden_both_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t
     const int ctas = eden_start_staged<SOURCE_BF16, DO_N | DO_M, false>(stream, job);
     eden_finish(stream, job, 0, DO_N | DO_M, ctas, st, NULL, NULL);
 }
-FN void eden_one_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t N, int along_rows, bf16 *out,
+FN void eden_one_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *dy, int64_t M, int64_t N, int along_rows, bf16 *out,
                             EdenAddress a, void *workspace, float *st) {
+    eden_check(spec);
     EdenJob job = eden_job(M, N, workspace);
     const int direction = along_rows ? ALONG_M : ALONG_N;
     job.x = dy;
@@ -249,8 +255,9 @@ FN void eden_one_launch(cudaStream_t stream, const bf16 *dy, int64_t M, int64_t 
     const int ctas = along_rows ? eden_start_staged<SOURCE_BF16, DO_M, false>(stream, job) : eden_start_staged<SOURCE_BF16, DO_N, false>(stream, job);
     eden_finish(stream, job, 0, 1 << direction, ctas, st, NULL, NULL);
 }
-FN void eden_requant_launch(cudaStream_t stream, const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t cols,
+FN void eden_requant_launch(cudaStream_t stream, const OperandSpec *spec, const uint8_t *codes, const uint8_t *scales, int64_t rows, int64_t cols,
                                 bf16 *out, EdenAddress a, const float *saved_st, float *alpha, void *workspace, float *st) {
+    eden_check(spec);
     EdenJob job = eden_job(rows, cols, workspace);
     job.codes = codes; job.scales = scales;
     eden_side(&job, ALONG_M, a); job.side[ALONG_M].decoded = out;

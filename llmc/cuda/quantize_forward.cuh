@@ -42,7 +42,7 @@ FN void amax_launch(cudaStream_t stream, const bf16 *x, int64_t count, float *am
 // A block of 16 values
 
 struct ForwardBlock {
-    uint32_t q[8];   // pairs of BF16 of the E2M1 grid, up to the sign of a zero
+    uint32_t q[8];   // pairs of BF16 of the E2M1 grid, up to the sign of a zero; CODES: q[0] and q[1] are the sixteen codes
     uint32_t sb;     // E4M3 code
 };
 
@@ -62,8 +62,25 @@ __device__ __forceinline__ float block_try(const float x[16], float d, float e, 
     for (int i = 0; i < 8; i++) q[i] = pack_bf16x2(r[2 * i], r[2 * i + 1]);
     return f32_add(error[0], error[1]);
 }
+// Four pairs of E2M1 values and their signs -> eight codes. Times 2^-126 a value's BF16 bits are its code's three bits, at
+// 8..6; two multiplications move a word's two codes and signs into its top byte, no two bits to one place.
+__device__ __forceinline__ uint32_t pack_codes8(const uint32_t q[4], const uint32_t sign[4]) {
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = bf16x2_mul(q[i], 0x00800080u) * 0x00040040u + sign[i] * 0x1001u;
+    return __byte_perm(__byte_perm(w[0], w[1], 0x0073), __byte_perm(w[2], w[3], 0x0073), 0x5410);
+}
+// Where the hardware converts, it rounds the chosen candidate x*e once more, two values an instruction: fewer than moving the bits of values
+// that were rounded, and nothing else of those is needed where no decoded operand is made.
+__device__ __forceinline__ void block_codes(const float x[16], float e, uint32_t q[8]) {
+    float v[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) v[i] = f32_mul(x[i], e);
+    q[0] = convert_e2m1x8_numbers(v);
+    q[1] = convert_e2m1x8_numbers(v + 8);
+}
 // By the block functions of quantize.h: for the rare block whose scale is so small that values lie beyond 7 and must saturate.
-template <bool FOUR_SIX>
+template <bool FOUR_SIX, bool CODES>
 __device__ __noinline__ ForwardBlock block_saturating(uint4 w0, uint4 w1, float amax, TensorScale ts) {
     const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
     LaneBlock in, out;
@@ -75,6 +92,14 @@ __device__ __noinline__ ForwardBlock block_saturating(uint4 w0, uint4 w1, float 
     else nvfp4_rtn_block(in, most, ts, out, &b.sb);
 #pragma unroll
     for (int i = 0; i < 8; i++) b.q[i] = pack_bf16x2(out[2 * i][0], out[2 * i + 1][0]);
+    if (CODES) {
+        uint32_t sign[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) sign[i] = words[i] & 0x80008000u;
+        const uint32_t low = pack_codes8(b.q, sign), high = pack_codes8(b.q + 4, sign + 4);
+        b.q[0] = low;
+        b.q[1] = high;
+    }
     return b;
 }
 // One candidate's scale: nvfp4_block_scale() of t as a value, d = s_b*s_t and e = 1/d. A block of zeros gets a scale here
@@ -100,7 +125,7 @@ __device__ __forceinline__ float words_amax(const uint32_t w[8]) {
     memcpy(&most, &a[0], 4);
     return fmaxf(f32_from_bits(most << 16), f32_from_bits(most & 0xFFFF0000u));
 }
-template <bool FOUR_SIX>
+template <bool FOUR_SIX, bool CODES>
 __device__ __forceinline__ ForwardBlock block_forward(uint4 w0, uint4 w1, TensorScale ts) {
     const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
     ForwardBlock b;
@@ -111,7 +136,7 @@ __device__ __forceinline__ ForwardBlock block_forward(uint4 w0, uint4 w1, Tensor
     const float t = f32_mul(amax, ts.inv);
     const ForwardScale six = forward_scale(t, ts.st);
     // The second candidate's scale is no smaller. Fails for NaN too.
-    if (!(f32_mul(amax, six.e) < 7.0f)) return block_saturating<FOUR_SIX>(w0, w1, amax, ts);
+    if (!(f32_mul(amax, six.e) < 7.0f)) return block_saturating<FOUR_SIX, CODES>(w0, w1, amax, ts);
     float s = six.s;
     if (FOUR_SIX) {
         const ForwardScale four = forward_scale(f32_mul(t, 1.5f), ts.st);
@@ -119,21 +144,16 @@ __device__ __forceinline__ ForwardBlock block_forward(uint4 w0, uint4 w1, Tensor
         const float error6 = block_try<true>(x, six.d, six.e, b.q), error4 = block_try<true>(x, four.d, four.e, q4);
         const bool better = error4 < error6;
         s = better ? four.s : s;
+        if (CODES) block_codes(x, better ? four.e : six.e, b.q);
 #pragma unroll
-        for (int i = 0; i < 8; i++) b.q[i] = better ? q4[i] : b.q[i];
+        for (int i = 0; i < 8 && !CODES; i++) b.q[i] = better ? q4[i] : b.q[i];
+    } else if (CODES) {
+        block_codes(x, six.e, b.q);
     } else {
         block_try<false>(x, six.d, six.e, b.q);
     }
     b.sb = amax > 0.0f ? e4m3_code(s) : 0u;
     return b;
-}
-// Four pairs of E2M1 values and their signs -> eight codes. Times 2^-126 a value's BF16 bits are its code's three bits, at
-// 8..6; two multiplications move a word's two codes and signs into its top byte, no two bits to one place.
-__device__ __forceinline__ uint32_t pack_codes8(const uint32_t q[4], const uint32_t sign[4]) {
-    uint32_t w[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) w[i] = bf16x2_mul(q[i], 0x00800080u) * 0x00040040u + sign[i] * 0x1001u;
-    return __byte_perm(__byte_perm(w[0], w[1], 0x0073), __byte_perm(w[2], w[3], 0x0073), 0x5410);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -162,6 +182,7 @@ __device__ __forceinline__ void block_load(const ForwardJob &job, uint64_t k, ui
 template <bool FOUR_SIX, bool TILED, bool AHEAD, int CTAS>
 static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(const __grid_constant__ ForwardJob job) {
     __shared__ uint4 staged[FORWARD_THREADS / 32][64];  // a warp's 32 decoded blocks, in chunks of 16 bytes
+    constexpr bool CODES = TILED && CONVERT_E2M1_HARDWARE;
     const int lane = threadIdx.x & 31;
     uint4 *mine = staged[threadIdx.x >> 5];
     // Where a lane puts its block's two chunks of 16 bytes, and where it takes chunks lane and lane + 32 from. Chunk i lies at
@@ -183,12 +204,12 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, CTAS) forward_kernel(c
         const uint4 w[2] = {ahead[0], ahead[1]};
         if (AHEAD) block_load(job, (uint64_t)k + step, ahead);
         const uint32_t words[8] = {w[0].x, w[0].y, w[0].z, w[0].w, w[1].x, w[1].y, w[1].z, w[1].w};
-        ForwardBlock b = block_forward<FOUR_SIX>(w[0], w[1], ts);
+        ForwardBlock b = block_forward<FOUR_SIX, CODES>(w[0], w[1], ts);
         uint32_t sign[8];  // the input's: a negative value that rounded to zero keeps it
 #pragma unroll
         for (int i = 0; i < 8; i++) sign[i] = words[i] & 0x80008000u;
         if (job.codes && live) {
-            reinterpret_cast<uint2 *>(job.codes)[k] = make_uint2(pack_codes8(b.q, sign), pack_codes8(b.q + 4, sign + 4));
+            reinterpret_cast<uint2 *>(job.codes)[k] = CODES ? make_uint2(b.q[0], b.q[1]) : make_uint2(pack_codes8(b.q, sign), pack_codes8(b.q + 4, sign + 4));
             job.scales[TILED ? tiled_scale_offset(k / job.columns, k % job.columns, job.columns) : k] = (uint8_t)b.sb;
         }
         if (!TILED && job.decoded) {
@@ -231,20 +252,20 @@ FN ForwardJob forward_job(Rounding rounding, const bf16 *x, int64_t rows, int64_
     job.st = st; job.alpha = alpha; job.other_st = other_st;
     return job;
 }
-FN void quantize_forward_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
+FN void quantize_forward_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                     const float *amax, uint8_t *codes, uint8_t *scales, bf16 *decoded, float *st,
                                     const float *other_st, float *alpha) {
-    const ForwardJob job = forward_job(rounding, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, false, FORWARD_FOUR_SIX>(stream, job);
+    const ForwardJob job = forward_job(spec->rounding, x, rows, cols, amax, codes, scales, decoded, st, other_st, alpha);
+    if (spec->rounding == ROUND_FOUR_SIX) forward_start<true, false, FORWARD_FOUR_SIX>(stream, job);
     else forward_start<false, false, FORWARD_RTN>(stream, job);
 }
 FN int64_t tiled_scale_bytes(int64_t rows, int64_t cols) { return ceil_div(rows, 128) * ceil_div(cols / 16, 4) * 512; }
-FN void quantize_forward_native_launch(cudaStream_t stream, Rounding rounding, const bf16 *x, int64_t rows, int64_t cols,
+FN void quantize_forward_native_launch(cudaStream_t stream, const OperandSpec *spec, const bf16 *x, int64_t rows, int64_t cols,
                                            const float *amax, uint8_t *codes, uint8_t *tiled_scales, float *st,
                                            const float *other_st, float *alpha) {
-    const ForwardJob job = forward_job(rounding, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
+    const ForwardJob job = forward_job(spec->rounding, x, rows, cols, amax, codes, tiled_scales, NULL, st, other_st, alpha);
     if (rows % 128 || cols % 64) CUDA_CHECK(cudaMemsetAsync(tiled_scales, 0, (size_t)tiled_scale_bytes(rows, cols), stream));
-    if (rounding == ROUND_FOUR_SIX) forward_start<true, true, FORWARD_FOUR_SIX>(stream, job);
+    if (spec->rounding == ROUND_FOUR_SIX) forward_start<true, true, FORWARD_FOUR_SIX>(stream, job);
     else forward_start<false, true, FORWARD_RTN>(stream, job);
 }
 

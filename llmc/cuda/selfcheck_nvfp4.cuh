@@ -11,6 +11,8 @@
 #include "gemm_nvfp4.cuh"
 #include "quantize.cuh"
 
+static const OperandSpec SELFCHECK_FOUR_SIX = NVFP4(ROUND_FOUR_SIX, BLOCK_1X16), SELFCHECK_EDEN = NVFP4_ROTATED(ROUND_MS_EDEN_POSTHOC, 128, FROM_ORIGINAL);
+
 // Device memory of one check, freed together.
 typedef struct { void *p[64]; int count; } DeviceArena;
 FN void *arena_take(DeviceArena *a, int64_t bytes) {
@@ -205,8 +207,8 @@ FN ForwardOperand forward_operand(DeviceArena *arena, int64_t rows, int64_t cols
     o.tiled = (uint8_t *)arena_take(arena, tiled_scale_bytes(rows, cols));
     o.amax = (float *)arena_take(arena, 4); o.st = (float *)arena_take(arena, 4);
     amax_launch(0, o.x, rows * cols, o.amax);
-    quantize_forward_launch(0, ROUND_FOUR_SIX, o.x, rows, cols, o.amax, NULL, NULL, o.values, o.st, other_st, alpha);
-    quantize_forward_native_launch(0, ROUND_FOUR_SIX, o.x, rows, cols, o.amax, o.codes, o.tiled, o.st, other_st, alpha);
+    quantize_forward_launch(0, &SELFCHECK_FOUR_SIX, o.x, rows, cols, o.amax, NULL, NULL, o.values, o.st, other_st, alpha);
+    quantize_forward_native_launch(0, &SELFCHECK_FOUR_SIX, o.x, rows, cols, o.amax, o.codes, o.tiled, o.st, other_st, alpha);
     return o;
 }
 // W or X of the forward (rows, cols), again along its rows: operand B of a backward GEMM, (cols, rows). -> its part of c, and alpha's two factors.
@@ -216,8 +218,8 @@ FN void backward_operand(DeviceArena *arena, ProductCheck *c, const ForwardOpera
     bf16 *values = (bf16 *)arena_take(arena, rows * cols * 2);
     float *st = (float *)arena_take(arena, 4), *alpha = (float *)arena_take(arena, 4);
     void *workspace = arena_take(arena, eden_workspace_bytes(rows, cols));
-    quantize_forward_launch(0, ROUND_FOUR_SIX, o->x, rows, cols, o->amax, plain_codes, plain_scales, NULL, o->st, NULL, NULL);
-    eden_requant_launch(0, plain_codes, plain_scales, rows, cols, values, at, o->st, alpha, workspace, st);
+    quantize_forward_launch(0, &SELFCHECK_FOUR_SIX, o->x, rows, cols, o->amax, plain_codes, plain_scales, NULL, o->st, NULL, NULL);
+    eden_requant_launch(0, &SELFCHECK_EDEN, plain_codes, plain_scales, rows, cols, values, at, o->st, alpha, workspace, st);
     eden_requant_native_launch(0, o->codes, o->tiled, rows, cols, codes, tiled, at, o->st, factor, workspace, st);
     c->b.codes = codes; c->b.scales = tiled; c->b_values = values; c->b_st = st; c->alpha = alpha;
 }
@@ -241,7 +243,7 @@ FN void selfcheck_products(SelfCheck *s, Gemm *g, int native, int64_t M, int64_t
         uint8_t *tiled_n = (uint8_t *)arena_take(&arena, tiled_scale_bytes(M, N)), *tiled_m = (uint8_t *)arena_take(&arena, tiled_scale_bytes(N, M));
         float *st = (float *)arena_take(&arena, 8), *factor = (float *)arena_take(&arena, 4);
         void *workspace = arena_take(&arena, eden_workspace_bytes(M, N));
-        eden_both_launch(0, dy, M, N, values_n, values_m, along_n, along_m, workspace, st);
+        eden_both_launch(0, &SELFCHECK_EDEN, dy, M, N, values_n, values_m, along_n, along_m, workspace, st);
         eden_both_native_launch(0, dy, M, N, codes_n, tiled_n, codes_m, tiled_m, along_n, along_m, workspace, st);
         c.name = "dgrad"; c.m = M; c.n = K; c.k = N;
         c.a.codes = codes_n; c.a.scales = tiled_n; c.a_values = values_n; c.a_st = st; c.b_transposed = 0;

@@ -6,23 +6,24 @@
 #define LLMC_CUDA_STEP_CUH
 
 #include "crossentropy.cuh"
-#include "memory.cuh"
+#include "measure.cuh"
 #include "rope.cuh"
 #include "swiglu.cuh"
 
-FN void mark(Llama *m, Family family, double bytes) { profile_mark(m->profile, family, bytes, 0, m->stream); }
 FN const bf16 *weight_of(const Llama *m, ParamKind kind, int layer) { return m->params + layer_param(m, kind, layer)->offset; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// residual_out = residual_in + delta (delta NULL: residual_in is the stream), out = its norm; amax for the quantizer of out.
+// residual_out = residual_in + delta (delta NULL: residual_in is the stream), out = its norm; amax for the quantizer of out, NULL if none asks.
 FN void norm_forward(Llama *m, bf16 *residual_out, bf16 *out, float *rstd, float *amax, const bf16 *residual_in, const bf16 *delta,
                          const bf16 *gain, int64_t M) {
     const int d = m->options.config.width;
     mark(m, FAMILY_NORM, (delta ? 8.0 : 4.0) * (double)(M * d));
-    rmsnorm_forward_launch(residual_out, out, rstd, m->work.quantized ? amax : NULL, residual_in, delta, gain, M, d, m->options.config.norm_eps, m->stream);
+    rmsnorm_forward_launch(residual_out, out, rstd, amax, residual_in, delta, gain, M, d, m->options.config.norm_eps, m->stream);
 }
+// Where the producer of a linear's input leaves its largest magnitude, NULL: nobody asks.
+FN float *input_amax(const Linear *l) { return l->plan->amax_x ? l->amax_x : NULL; }
 FN void attention_run(Llama *m, LlamaLayer *l, int B, int T) {
     const LlamaConfig *c = &m->options.config;
     const int64_t M = (int64_t)B * T;
@@ -32,7 +33,7 @@ FN void attention_run(Llama *m, LlamaLayer *l, int B, int T) {
         const AttentionShape shape = {B, T, c->heads, c->kv_heads, llama_head_dim(c)};
         flash_forward(&shape, l->attn, l->lse, l->qkv, m->stream);
     }
-    if (!m->work.quantized) return;
+    if (!input_amax(&l->linear[LINEAR_ATTN_OUT])) return;
     // Attention's output is the one input whose producer does not know its amax: a pass of 2 bytes a value.
     mark(m, FAMILY_QUANTIZE_X, 2.0 * (double)(M * c->width));
     amax_launch(m->stream, l->attn, M * c->width, l->linear[LINEAR_ATTN_OUT].amax_x);
@@ -46,27 +47,31 @@ FN void layer_forward(Llama *m, int layer, const bf16 *residual_in, const bf16 *
     Linear *qkv = &l->linear[LINEAR_QKV], *attn_out = &l->linear[LINEAR_ATTN_OUT], *gate_up = &l->linear[LINEAR_GATE_UP], *down = &l->linear[LINEAR_DOWN];
     const int64_t M = (int64_t)B * T;
 
-    norm_forward(m, l->residual_attn, qkv->x, l->rstd_attn, qkv->amax_x, delta ? residual_in : l->residual_attn, delta, weight_of(m, PARAM_ATTN_NORM, layer), M);
+    norm_forward(m, l->residual_attn, qkv->x, l->rstd_attn, input_amax(qkv), delta ? residual_in : l->residual_attn, delta, weight_of(m, PARAM_ATTN_NORM, layer), M);
     linear_forward(qkv, &m->work, l->qkv, M);
+    measure_forward(m, qkv, M);
     mark(m, FAMILY_ROPE, 4.0 * (double)(M * (c->width + llama_kv_width(c))));
     rope_forward_launch(l->qkv, m->rope, M, T, c->heads, c->kv_heads, llama_head_dim(c), m->stream);
     attention_run(m, l, B, T);
     linear_forward(attn_out, &m->work, m->small, M);
+    measure_forward(m, attn_out, M);
 
-    norm_forward(m, l->residual_ffn, gate_up->x, l->rstd_ffn, gate_up->amax_x, l->residual_attn, m->small, weight_of(m, PARAM_FFN_NORM, layer), M);
+    norm_forward(m, l->residual_ffn, gate_up->x, l->rstd_ffn, input_amax(gate_up), l->residual_attn, m->small, weight_of(m, PARAM_FFN_NORM, layer), M);
     linear_forward(gate_up, &m->work, l->gate_up, M);
+    measure_forward(m, gate_up, M);
     mark(m, FAMILY_SWIGLU, 6.0 * (double)(M * c->ffn));
-    swiglu_forward_launch(down->x, m->work.quantized ? down->amax_x : NULL, l->gate_up, M, c->ffn, m->stream);
+    swiglu_forward_launch(down->x, input_amax(down), l->gate_up, M, c->ffn, m->stream);
     if (!again) linear_forward(down, &m->work, m->small, M);
-    else if (m->work.quantized) linear_quantize_input(down, &m->work, M);
+    else if (plan_keeps_operand_x(down->plan)) linear_make_input(down, &m->work, M);
+    if (!again) measure_forward(m, down, M);
 }
 // Tokens on the device -> the final norm's output in m->normed.
 FN void model_forward(Llama *m, int B, int T) {
     const LlamaConfig *c = &m->options.config;
     const int64_t M = (int64_t)B * T;
-    if (m->work.quantized) {
+    if (m->weights_changed && m->recipe_plan.amax_w) weights_amax_launch(&m->adamw, m->stream);
+    if (m->recipe_plan.amax_x) {
         mark(m, FAMILY_OTHER, 0);
-        if (m->weights_changed) weights_amax_launch(&m->adamw, m->stream);
         CUDA_CHECK(cudaMemsetAsync(m->amax_x, 0, (size_t)c->layers * LINEARS_PER_LAYER * sizeof(float), m->stream));
     }
     m->weights_changed = 0;
@@ -80,7 +85,7 @@ FN void model_forward(Llama *m, int B, int T) {
 // The head
 
 FN void head_product(Llama *m, const Linear *head, int gemm, int64_t rows, void *d, const bf16 *a, const bf16 *b, int accumulate) {
-    const GemmPlan *p = gemm_plan(&m->gemm, linear_shape(head, gemm, rows, 0));
+    const GemmPlan *p = gemm_plan(&m->gemm, linear_shape(head, gemm, rows));
     profile_mark(m->profile, FAMILY_LM_HEAD, 0, p->ms, m->stream);
     gemm_run(&m->gemm, p, d, a, b, NULL, accumulate, m->stream);
 }
@@ -128,28 +133,37 @@ FN void layer_backward(Llama *m, int layer) {
     const int64_t M = m->M;
     LlamaLayer *l = &m->layers[layer];
     Linear *qkv = &l->linear[LINEAR_QKV], *attn_out = &l->linear[LINEAR_ATTN_OUT], *gate_up = &l->linear[LINEAR_GATE_UP], *down = &l->linear[LINEAR_DOWN];
-    // Plain recipes' wgrads need X again: h appears where its gradient was, a norm's output in m->normed.
-    const int plain = !m->work.quantized;
+    // Where wgrad starts from X itself, or is measured, X is needed again: h appears where its gradient was, a norm's output in m->normed.
+    const int plain = qkv->plan->keeps_x || m->measuring;
     bf16 *const h_again = plain && down->x == m->h ? m->big : NULL, *const normed_again = plain && qkv->x == m->normed ? m->normed : NULL;
     if (m->options.recompute == RECOMPUTE_BLOCK && layer + 1 < c->layers) layer_forward(m, layer, NULL, NULL, m->options.batch, c->seq, 1);
 
     linear_dgrad(down, &m->work, m->big, m->d_stream, M);
+    measure_dgrad(m, down, m->big, m->d_stream, M);
     mark(m, FAMILY_SWIGLU, (h_again ? 12.0 : 10.0) * (double)(M * c->ffn));
     swiglu_backward_launch(l->gate_up, h_again, m->big, l->gate_up, M, c->ffn, m->stream);
-    linear_wgrad(down, &m->work, m->d_stream, h_again ? m->big : down->x, M);
+    const bf16 *const h = h_again ? m->big : down->x;
+    linear_wgrad(down, &m->work, m->d_stream, h, M);
+    measure_wgrad(m, down, m->d_stream, h, M);
     linear_dgrad(gate_up, &m->work, m->small, l->gate_up, M);
+    measure_dgrad(m, gate_up, m->small, l->gate_up, M);
     norm_backward(m, PARAM_FFN_NORM, layer, normed_again, m->small, l->residual_ffn, l->rstd_ffn, 0);
     linear_wgrad(gate_up, &m->work, l->gate_up, gate_up->x, M);
+    measure_wgrad(m, gate_up, l->gate_up, gate_up->x, M);
 
     linear_dgrad(attn_out, &m->work, m->small, m->d_stream, M);
+    measure_dgrad(m, attn_out, m->small, m->d_stream, M);
     linear_wgrad(attn_out, &m->work, m->d_stream, l->attn, M);
+    measure_wgrad(m, attn_out, m->d_stream, l->attn, M);
     mark(m, FAMILY_ATTENTION_BACKWARD, 0);
     attention_backward(m->attention, m->big, m->small, l->attn, l->lse, l->qkv, m->stream);
     mark(m, FAMILY_ROPE, 4.0 * (double)(M * (c->width + llama_kv_width(c))));
     rope_backward_launch(m->big, m->rope, M, c->seq, c->heads, c->kv_heads, llama_head_dim(c), m->stream);
     linear_dgrad(qkv, &m->work, m->small, m->big, M);
+    measure_dgrad(m, qkv, m->small, m->big, M);
     norm_backward(m, PARAM_ATTN_NORM, layer, normed_again, m->small, l->residual_attn, l->rstd_attn, 0);
     linear_wgrad(qkv, &m->work, m->big, qkv->x, M);
+    measure_wgrad(m, qkv, m->big, qkv->x, M);
 }
 // From the gradient of the final norm's output, in m->small, to every parameter's.
 FN void model_backward(Llama *m) {
@@ -206,14 +220,16 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     model_forward(m, m->options.batch, m->options.config.seq);
     model_head(m, (float)(1.0 / ((double)m->M * m->options.micro_batches)));
     model_backward(m);
+    m->measuring = 0;                                      // one micro-batch is measured
 }
+FN void llama_step_limits(Llama *m, float loss, float grad_norm) { m->loss_limit = loss; m->norm_limit = grad_norm; }
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const int slot = (int)(m->steps_ended % RESULT_SLOTS);
     if (m->steps_ended - m->steps_read == RESULT_SLOTS) fatal("%d steps ended and no llama_step_result was asked for: this is a bug", RESULT_SLOTS);
     mark(m, FAMILY_OPTIMIZER, (20.0 + (m->masters ? 6.0 : 0.0)) * (double)m->table.total + 2.0 * (double)gradient_bytes(&m->grads, m->table.total));
-    grad_norm_launch(m->stats, &m->adamw, o->clip, m->loss_sum, (float)(1.0 / ((double)m->M * m->options.micro_batches)), m->grad_norm_work, m->stream);
-    adamw_launch(&m->adamw, adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step), m->options.seed, o->step, m->stats, m->stream);
-    CUDA_CHECK(cudaMemcpyAsync(&m->host_stats[slot], m->stats, sizeof(StepStats), cudaMemcpyDeviceToHost, m->stream));
+    grad_norm_launch(m->step_stats, &m->adamw, o->clip, m->loss_limit, m->norm_limit, m->loss_sum, (float)(1.0 / ((double)m->M * m->options.micro_batches)), m->grad_norm_work, m->stream);
+    adamw_launch(&m->adamw, adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step), m->options.seed, o->step, m->step_stats, m->stream);
+    CUDA_CHECK(cudaMemcpyAsync(&m->host_stats[slot], m->step_stats, sizeof(StepStats), cudaMemcpyDeviceToHost, m->stream));
     CUDA_CHECK(cudaEventRecord(m->result_ready[slot], m->stream));
     m->steps_ended++;
     weights_forget(m, 1);
@@ -240,16 +256,20 @@ FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets) {
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
     return (float)(*m->host_loss / (double)m->M);
 }
-// The plans of this length's GEMMs are not tuned, and not kept.
+// The plans of this length's GEMMs are not tuned, and not kept. FP8 products take multiples of 16 rows: the last token is repeated up to
+// there, which what comes before does not see.
 FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits) {
     const LlamaConfig *c = &m->options.config;
+    const int rows = plan_bytes(&m->recipe_plan, GEMM_FORWARD, OPERAND_A) ? (length + 15) / 16 * 16 : length;
     if (length < 1 || length > c->seq) fatal("logits after %d tokens: the model takes 1 to %d", length, c->seq);
     const int plans = m->gemm.count;
     const Linear head = head_linear(m);
     m->work.micro = 0;
     if (m->weights_changed) weights_forget(m, 1);
     tokens_send(m, tokens, NULL, length);
-    model_forward(m, 1, length);
+    for (int i = length; i < rows; i++)
+        CUDA_CHECK(cudaMemcpyAsync(m->tokens + i, m->tokens + length - 1, sizeof(int32_t), cudaMemcpyDeviceToDevice, m->stream));
+    model_forward(m, 1, rows);
     head_product(m, &head, GEMM_FORWARD, 1, m->logits, m->normed + (int64_t)(length - 1) * c->width, head.w, 0);
     uint16_t *stored = (uint16_t *)xcalloc((size_t)c->vocab, sizeof *stored);
     CUDA_CHECK(cudaMemcpyAsync(stored, m->logits, (size_t)c->vocab * 2, cudaMemcpyDeviceToHost, m->stream));
