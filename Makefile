@@ -96,7 +96,7 @@ bench-cpu: $(B)/bench_quantize $(B)/bench_cpu
 ladders: $(LADDERS)
 # Compiles the CUDA sources that exist, for each architecture; links nothing and runs nothing.
 cuda-compile: $(MK)
-	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)"
+	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)" "$(NCCL_FLAGS) $(MPI_FLAGS)"
 test-gpu:
 	@dev/test/gpu.sh
 bench-gpu: build/bench_gpu

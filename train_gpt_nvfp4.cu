@@ -304,10 +304,10 @@ static void ranks_check(const RunConfig *c, const Data *d) {
     static const char *const where[] = {"train-data", "val-data", "init-from"};  // hosts may keep them elsewhere: what is in them is compared
     cJSON *options = config_to_json(c), *model = config_model_to_json(&c->llama);
     for (int i = 0; i < 3; i++) cJSON_DeleteItemFromObjectCaseSensitive(options, where[i]);
-    char *told = json_print(options, 0), *shape = json_print(model, 0), *text, *advice = "give every process the same command line";
+    char *told = json_print(options, 0), *shape = json_print(model, 0), *text;
     dist_check_same("build", "revision " GIT_REVISION " by compiler " __VERSION__, "start the same program everywhere");
     text = xasprintf("%s,%s,\"zero\":%d,\"dist-host-staged\":%d", told, shape, (int)c->zero, (int)c->host_staged);
-    dist_check_same("configuration", text, advice);
+    dist_check_same("configuration", text, "give every process the same command line");
     free(text);
     text = xasprintf("training data %016llx in %lld tokens, validation data %016llx", (unsigned long long)dataloader_fingerprint(&d->train),
                      (long long)d->train.num_tokens, d->has_val ? (unsigned long long)dataloader_fingerprint(&d->val) : 0ull);
