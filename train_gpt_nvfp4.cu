@@ -212,6 +212,7 @@ static void step_skipped(Run *r, int64_t step, const StepResult *result) {
              result->loss, result->grad_norm, stray ? "an outlier" : "not finite");
         return;
     }
+    dist_alone(1);
     saver_wait(&r->saver);
     metrics_close(&r->log);
     char *who = result->culprit ? xasprintf(", the loss first on rank %d (%s)", result->culprit - 1, dist_host(result->culprit - 1)) : xstrdup("");
@@ -230,9 +231,15 @@ static void report_steps(Run *r, int64_t *reported, int64_t done) {
 }
 static void save(Run *r) {
     if (r->saver.saved == r->at.step || (r->saver.busy && r->saver.copy.state.step == r->at.step)) return;
-    if (dist_rank() == 0) { saver_start(&r->saver, r->model, r->c, &r->at, r->log.fd); return; }
-    if (r->c->zero) checkpoint_copy_serve(r->model);
-    r->saver.saved = r->at.step;
+    if (dist_rank() != 0) {
+        if (r->c->zero) checkpoint_copy_serve(r->model);
+        r->saver.saved = r->at.step;
+        return;
+    }
+    dist_alone(1);
+    saver_wait(&r->saver);
+    dist_alone(0);
+    saver_start(&r->saver, r->model, r->c, &r->at, r->log.fd);
 }
 static int due(int64_t interval, int64_t done) { return interval > 0 && done % interval == 0; }
 
@@ -320,7 +327,9 @@ static void ranks_check(const RunConfig *c, const Data *d) {
 static void model_begin(Run *r) {
     const RunConfig *c = r->c;
     char checkpoint[4096] = "";
+    dist_alone(1);                                         // all of a checkpoint is read to see whether it is good
     int found = dist_rank() == 0 && checkpoint_find(c->resume, c->out, checkpoint, sizeof checkpoint);
+    dist_alone(0);
     dist_broadcast(&found, sizeof found, 0);
     dist_broadcast(checkpoint, sizeof checkpoint, 0);
     if (found) {
@@ -385,12 +394,14 @@ int main(int argc, char **argv) {
 
     train(&run);
     if (run.stop) save(&run);
+    dist_alone(1);
     saver_free(&run.saver);
+    dist_alone(0);
     metrics_close(&run.log);
     if (run.at.step == c.steps) printf("run complete: %lld of %lld steps\n", (long long)run.at.step, (long long)c.steps);
     else printf("stopped by signal %d after step %lld; go on with the same command and --resume auto\n", run.stop, (long long)run.at.step);
-    dist_finish();
     llama_free(model);
     data_close(&data);
+    dist_finish();
     return 0;
 }

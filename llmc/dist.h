@@ -27,7 +27,7 @@ typedef struct {
     int *data;                       // (size) TCP connections, -1 where there is none
     char *staging;                   // (size + 1) chunks of float32
 } Dist;
-static Dist dist = {0, 1, 0, 0, NULL, NULL, NULL};
+static Dist dist = {0, 1, 0, 0, NULL, NULL, NULL};               // one process until dist_init finds more
 
 FN int dist_rank(void) { return dist.rank; }
 FN int dist_size(void) { return dist.size; }
@@ -81,22 +81,24 @@ FN void dist_connect(const char *master, uint16_t port, int mesh, double seconds
 FN void mpi_announce(uint16_t *port) { MPI_Bcast(port, (int)sizeof *port, MPI_BYTE, 0, MPI_COMM_WORLD); }
 FN void dist_init_mpi(double seconds) {
     char master[DIST_HOST_TEXT] = "";
-    int rank, size, provided;
+    int rank, size, provided, leader;
     MPI_Comm node;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) fatal("MPI does not start; try mpirun -np 2 hostname");
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &dist.local_rank);
+    leader = rank;
+    MPI_Bcast(&leader, 1, MPI_INT, 0, node);
     MPI_Comm_free(&node);
     dist.by_mpi = 1;
     if (size == 1) return;
     dist_set(rank, size);
-    if (gethostname(master, sizeof master - 1) != 0) snprintf(master, sizeof master, "localhost");
+    // Rank 0's host by its own name, or as MASTER_ADDR says where that does not resolve.
+    if (getenv("MASTER_ADDR")) snprintf(master, sizeof master, "%s", getenv("MASTER_ADDR"));
+    else if (gethostname(master, sizeof master - 1) != 0) snprintf(master, sizeof master, "localhost");
     MPI_Bcast(master, (int)sizeof master, MPI_BYTE, 0, MPI_COMM_WORLD);
-    // Its own name need not resolve everywhere; to those on its host, localhost does.
-    char own[DIST_HOST_TEXT] = "";
-    if (gethostname(own, sizeof own - 1) == 0 && strcmp(own, master) == 0) snprintf(master, sizeof master, "127.0.0.1");
+    if (leader == 0) snprintf(master, sizeof master, "127.0.0.1");     // the same host
     dist_connect(master, 0, 0, seconds, mpi_announce);
 }
 #endif
@@ -223,6 +225,9 @@ FN double dist_sum(double x) {
     free(all);
     return sum;
 }
+// on: rank 0 now does what only it does and what takes its time (reading or finishing a checkpoint); the others' wait for it is not held
+// against it until it says that it is done.
+FN void dist_alone(int on) { __atomic_store_n(&dist_watch.alone, on, __ATOMIC_RELEASE); }
 // The value of the first rank whose value is not 0; 0 if there is none.
 FN int dist_any(int value) {
     int *all = (int *)xcalloc((size_t)dist.size, sizeof(int)), found = 0;

@@ -194,7 +194,10 @@ FN int net_join_members(struct in_addr master, const char *master_name, uint16_t
     // Rank 0 tells at its own deadline, which may end a little later, who is missing.
     if (net_send(fd, &hello, sizeof hello, deadline) != 0 || net_receive(fd, members, (size_t)size * sizeof *members, deadline + seconds + 5) != 0)
         fatal("rendezvous: rank 0 at %s port %d ended it; its own message says why", master_name, (int)port);
+    // Rank 0 knows those on its own host by a loopback address, which means another host to others.
     members[0].address = master;
+    for (int r = 1; r < size; r++)
+        if (ntohl(members[r].address.s_addr) >> 24 == 127) members[r].address = master;
     return fd;
 }
 // Connections of each pair: a rank calls those below it and is called by those above.

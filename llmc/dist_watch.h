@@ -1,5 +1,6 @@
 // dist_watch.h: what makes a group of processes end together. A thread of each rank holds its connection to rank 0 (dist_net.h) and
-//   - says every quarter of a second how many exchanges its process has entered and how long it has waited in the present one;
+//   - says every quarter of a second how many exchanges its process has entered and how long it has waited in the present one (rank 0 says
+//     so to all: that it is alive);
 //   - ends its process within that time when rank 0 says that the run is over, or when rank 0 is gone.
 // Rank 0's thread hears all of them, and ends the run, naming rank, host and reason, when one says so, when a connection breaks (the
 // process died), or when some wait longer than --comm-timeout for others who have not come.
@@ -27,9 +28,11 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;            // one frame at a time on a connection
     int ending;                      // atomic: this process ends in order, or by its own error: the thread says nothing more
+    int alone;                       // atomic: rank 0 is at work for all, and may keep them waiting
     uint64_t exchange;               // atomic: exchanges entered
     double since;                    // atomic by `exchange`'s order: when the present one was entered, 0: in none
-    WatchFrame *heard;               // rank 0: (size) the last beat of each
+    double alone_until;              // the watching thread's
+    WatchFrame *heard;               // (size) the last beat of each that is heard
     double *heard_at;
 } Watch;
 static Watch dist_watch;
@@ -38,7 +41,8 @@ FN void watch_send(int r, const WatchFrame *f) {
     Watch *w = &dist_watch;
     if (w->control[r] < 0) return;
     pthread_mutex_lock(&w->lock);
-    (void)net_send(w->control[r], f, sizeof *f, net_clock() + 1);      // who is gone is found by reading
+    // Who is gone is found by reading. A beat to one that does not read is left out, whole, so that frames stay frames.
+    if (f->kind != FRAME_BEAT || net_wait(w->control[r], POLLOUT, 0)) (void)net_send(w->control[r], f, sizeof *f, net_clock() + 1);
     pthread_mutex_unlock(&w->lock);
 }
 FN void watch_say(int kind, const char *text) {
@@ -99,6 +103,8 @@ FN void watch_find_hang(void) {
     int waits = -1;
     w->heard[0] = watch_beat();
     w->heard_at[0] = net_clock();
+    if (__atomic_load_n(&w->alone, __ATOMIC_ACQUIRE)) w->alone_until = net_clock() + 2;
+    if (net_clock() < w->alone_until) return;              // what the others last said of their waiting may be of before
     for (int r = 0; r < w->size; r++)
         if (w->heard[r].waiting > w->timeout && (waits < 0 || w->heard[r].exchange > w->heard[waits].exchange)) waits = r;
     if (waits < 0) return;
@@ -135,13 +141,13 @@ FN void *watch_thread(void *unused) {
         for (int r = 0; r < w->size; r++) if (p[r].revents && !__atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) watch_hear(r);
         if (net_clock() - last < 0.25 || __atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) continue;
         last = net_clock();
-        if (w->rank == 0) { watch_find_hang(); continue; }
         const WatchFrame beat = watch_beat();
-        watch_send(0, &beat);
-        // Rank 0 would have said so, if it were alive.
-        if (beat.waiting > w->timeout + 5) {
+        for (int r = 0; r < w->size; r++) watch_send(r, &beat);
+        if (w->rank == 0) { watch_find_hang(); continue; }
+        // Rank 0 would have said who hangs, if it were alive.
+        if (beat.waiting > w->timeout && net_clock() - w->heard_at[0] > w->timeout + 5) {
             char text[256];
-            snprintf(text, sizeof text, "rank 0 on %s hangs: this rank has waited %.0f s and heard nothing from it", w->members[0].host, (double)beat.waiting);
+            snprintf(text, sizeof text, "rank 0 on %s hangs: nothing was heard from it for %.0f s", w->members[0].host, net_clock() - w->heard_at[0]);
             watch_end(text, 1);
         }
     }

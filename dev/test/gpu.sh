@@ -71,6 +71,7 @@ suite "test_gpt2" build/test_gpt2
 suite "test_linear_gpu" build/test_linear_gpu
 suite "test_backend_gpu" build/test_backend_gpu
 suite "test_selfcheck_gpu" build/test_selfcheck_gpu
+suite "two processes on this card" env TRAINER=./train_gpt_nvfp4 python3 dev/test/dist_gpu.py
 one "--check" ./train_gpt_nvfp4 --check --out "$tmp/none"
 
 for recipe in "${recipes[@]}"; do

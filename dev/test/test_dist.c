@@ -12,6 +12,7 @@
 #define REQUIRE(x) do { if (!(x)) fatal("%s:%d: not so: %s", __FILE__, __LINE__, #x); } while (0)
 
 typedef void RankTest(void);
+static double timeout_s = 20;
 
 // A port that nobody listens on now.
 static int free_port(void) {
@@ -25,7 +26,7 @@ static void rank_run(int rank, int size, int port, RankTest *test) {
     for (int i = 0; i < 4; i++) { snprintf(text, sizeof text, "%d", set[i].value); setenv(set[i].name, text, 1); }
     setenv("MASTER_ADDR", "127.0.0.1", 1);
     unsetenv("OMPI_COMM_WORLD_SIZE");
-    dist_init(20);
+    dist_init(timeout_s);
     test();
     dist_finish();
     _exit(0);
@@ -118,6 +119,23 @@ static void one_dies(void) {
     _exit(0);
 }
 
+// Rank 0 keeps the others waiting for three times the timeout: told so, they bear it.
+static void first_works_alone(void) {
+    if (dist_rank() == 0) { dist_alone(1); net_sleep(3); dist_alone(0); }
+    dist_barrier();
+}
+static void first_is_late(void) {
+    if (dist_rank() == 0) net_sleep(8);
+    dist_barrier();
+}
+static void test_waiting(void **state) {
+    (void)state;
+    timeout_s = 1;
+    assert_int_equal(group_run(3, first_works_alone), 3);
+    assert_int_equal(group_run(3, first_is_late), 0);
+    timeout_s = 20;
+}
+
 static void test_pieces(void **state) {
     (void)state;
     for (int64_t units = 0; units < 40; units++)
@@ -151,7 +169,7 @@ static void test_all_end_when_one_does(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces), cmocka_unit_test(test_reductions), cmocka_unit_test(test_small_exchanges),
-        cmocka_unit_test(test_all_end_when_one_does),
+        cmocka_unit_test(test_all_end_when_one_does), cmocka_unit_test(test_waiting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
