@@ -14,6 +14,8 @@
 #include <mpi.h>
 #endif
 
+#include <sys/resource.h>
+
 #include "dist_watch.h"
 #include "formats.h"
 
@@ -58,6 +60,11 @@ FN int dist_under_mpi(void) {
 }
 FN void dist_set(int rank, int size) {
     if (size > 4096) fatal("%d processes: random addresses have room for 4096 ranks", size);
+    struct rlimit files;                                               // a connection of each pair, and what the run itself opens
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);                        // where it is refused, the socket that is one too many says so
+    }
     dist.rank = rank; dist.size = size;
     dist.members = (DistMember *)xcalloc((size_t)size, sizeof(DistMember));
     dist.data = (int *)xcalloc((size_t)size, sizeof(int));
@@ -126,7 +133,6 @@ FN void dist_init(double timeout) {
 #endif
     } else if (getenv("WORLD_SIZE")) dist_init_env(seconds);
     if (dist.size == 1) return;
-    dist.staging = (char *)xcalloc((size_t)(dist.size + 1) * DIST_CHUNK, sizeof(float));
     snprintf(message_origin, sizeof message_origin, "rank %d on %s: ", dist.rank, dist_host(dist.rank));
     if (dist.rank != 0) {                                              // rank 0 speaks for all, but for errors
         message_warnings_off = 1;
@@ -183,16 +189,20 @@ FN void dist_exchange(int to, const void *out, size_t out_bytes, int from, void 
 // ---------------------------------------------------------------------------------------------------------------------
 // Bytes
 
-// all (size, bytes): everybody's `mine`.
+// all (size, bytes): everybody's `mine`. In log2(size) rounds (Bruck et al., IEEE TPDS 8(11), 1997): it is a part of every step.
 FN void dist_gather(const void *mine, size_t bytes, void *all) {
-    memcpy((char *)all + (size_t)dist.rank * bytes, mine, bytes);
-    if (dist.size == 1) return;
+    const int size = dist.size, me = dist.rank;
+    if (size == 1) { memcpy(all, mine, bytes); return; }
+    char *const turned = (char *)xcalloc((size_t)size, bytes);         // block i: of rank (me + i) % size
+    memcpy(turned, mine, bytes);
     watch_enter();
-    for (int s = 1; s < dist.size; s++) {
-        const int to = (dist.rank + s) % dist.size, from = (dist.rank - s + dist.size) % dist.size;
-        dist_exchange(to, mine, bytes, from, (char *)all + (size_t)from * bytes, bytes);
+    for (int have = 1; have < size; have *= 2) {
+        const size_t n = (size_t)(have < size - have ? have : size - have) * bytes;
+        dist_exchange((me - have + size) % size, turned, n, (me + have) % size, turned + (size_t)have * bytes, n);
     }
     watch_leave();
+    for (int i = 0; i < size; i++) memcpy((char *)all + (size_t)((me + i) % size) * bytes, turned + (size_t)i * bytes, bytes);
+    free(turned);
 }
 // Root's bytes to everybody, along a binomial tree.
 FN void dist_broadcast(void *p, size_t bytes, int root) {
@@ -308,7 +318,11 @@ FN void dist_unpack(float *x, const void *from, int64_t count, DistType type) {
     if (type == DIST_F32) { memcpy(x, from, (size_t)count * 4); return; }
     for (int64_t i = 0; i < count; i++) x[i] = bf16_decode(((const uint16_t *)from)[i]);
 }
-FN char *dist_slot(int rank) { return dist.staging + (size_t)rank * DIST_CHUNK * sizeof(float); }
+// Where a chunk of a rank lies on its way; `size`: one more, for what is sent. GPUs that have NCCL never need the memory.
+FN char *dist_slot(int rank) {
+    if (!dist.staging) dist.staging = (char *)xcalloc((size_t)(dist.size + 1) * DIST_CHUNK, sizeof(float));
+    return dist.staging + (size_t)rank * DIST_CHUNK * sizeof(float);
+}
 
 // x (count, a multiple of 128): this rank's piece becomes the sum over ranks; the rest is as it was. DIST_BF16: every rank's values
 // are rounded to BF16 on their way, added in float32, and the sum is rounded.

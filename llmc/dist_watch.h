@@ -139,7 +139,7 @@ FN void *watch_thread(void *unused) {
         for (int r = 0; r < w->size; r++) { p[r].fd = w->control[r]; p[r].events = POLLIN; p[r].revents = 0; }
         (void)poll(p, (nfds_t)w->size, 100);
         for (int r = 0; r < w->size; r++) if (p[r].revents && !__atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) watch_hear(r);
-        if (net_clock() - last < 0.25 || __atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) continue;
+        if (net_clock() - last < 0.25 + w->size / 1024.0 || __atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) continue;
         last = net_clock();
         const WatchFrame beat = watch_beat();
         for (int r = 0; r < w->size; r++) watch_send(r, &beat);
