@@ -289,6 +289,10 @@ class Tcp(DistTest, Equal):
         for options, word in (({"lr": 0.5}, r'"lr":0.5 there, "lr":0.003 here'), ({"zero": 1}, '"zero":1 there')):
             self.ends(self.launch(2, special={1: options}, out=t.fresh(), **SHORT), 15, "rank 1 on .* another configuration than rank 0.*" + word)
 
+    def test_an_option_of_the_gpu_is_refused(self):
+        r = t.run(out=t.fresh(), **SHORT, dist_host_staged="true")
+        t.TrainerTest.refuses(self, r, 1, "--dist-host-staged", "leave it out")
+
     def test_an_error_on_one_rank_ends_all(self):
         group = self.launch(3, special={2: {"train_data": t.at("nothing", "*.bin")}}, out=t.fresh(), **SHORT)
         self.ends(group, 15)

@@ -201,6 +201,7 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     if (o->grad_bf16) fatal("--grad-dtype bf16: the CPU backend keeps gradients in float32; leave it out, or train with the GPU program");
     if (o->nvfp4_gemm == 1)
         fatal("--nvfp4-gemm native: the CPU backend multiplies decoded operands, exactly; use auto or emulated, or the GPU program on a Blackwell card");
+    if (o->host_staged) fatal("--dist-host-staged: the CPU backend's exchanges go through host memory anyway; leave it out");
     if (o->attention) fatal("--attention: the CPU backend has one kind of attention and takes only auto");
     if (o->bf16_layers < 0 || o->bf16_layers > c->layers)
         fatal("--bf16-layers %d: the model has %d layers", o->bf16_layers, c->layers);
