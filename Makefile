@@ -26,6 +26,7 @@ B       := build
 endif
 REVISION := $(shell git rev-parse --short HEAD 2>/dev/null)
 CPU_CC   = $(CC) $(STRICT) $(CFLAGS) $(NATIVE) $(OPENMP) $(WARN) $(SAN) -I. $(if $(REVISION),-DGIT_REVISION=\"$(REVISION)\")
+# The trainers alone start as several processes; tests of parts need neither MPI nor NCCL.
 CPU_LIBS = $(OPENBLAS_FLAGS) $(CJSON_FLAGS) -lm
 NVCCFLAGS = -std=c++17 -O3 -lineinfo $(GENCODES) -Xcompiler "-ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wno-unused-function" -I. \
             $(if $(REVISION),-DGIT_REVISION=\"$(REVISION)\")
@@ -47,10 +48,10 @@ probe:
 	@CC="$(CC)" scripts/probe.sh $(MK)
 
 train_gpt_nvfp4_cpu: train_gpt_nvfp4.cu $(HEADERS) $(MK)
-	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS)
+	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS) $(MPI_FLAGS)
 $(B)/train_gpt_nvfp4_cpu: train_gpt_nvfp4.cu $(HEADERS) $(MK)
 	@mkdir -p $(B)
-	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS)
+	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS) $(MPI_FLAGS)
 $(B)/test_gpt2_cpu: test_gpt2.cu $(HEADERS) $(MK)
 	@mkdir -p $(B)
 	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS)
@@ -67,7 +68,7 @@ $(B)/%: dev/bench/%.c $(HEADERS) $(MK)
 
 train_gpt_nvfp4: train_gpt_nvfp4.cu $(CUHEADERS) $(MK)
 	@test -n "$(NVCC)" || { echo "error: no nvcc was found; set CUDA_HOME and run 'make probe'"; exit 1; }
-	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
+	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS) $(NCCL_FLAGS) $(MPI_NVCC_FLAGS)
 build/test_gpt2: test_gpt2.cu $(CUHEADERS) $(MK)
 	@mkdir -p build
 	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
@@ -95,7 +96,7 @@ bench-cpu: $(B)/bench_quantize $(B)/bench_cpu
 ladders: $(LADDERS)
 # Compiles the CUDA sources that exist, for each architecture; links nothing and runs nothing.
 cuda-compile: $(MK)
-	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)"
+	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)" "$(NCCL_FLAGS) $(MPI_FLAGS)"
 test-gpu:
 	@dev/test/gpu.sh
 bench-gpu: build/bench_gpu

@@ -14,6 +14,7 @@
 #endif
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
+#include "llmc/dist.h"
 #include "llmc/init_from.h"
 #include "llmc/lock.h"
 #include "llmc/meta.h"
@@ -86,7 +87,12 @@ static Llama *model_create(const RunConfig *c, double *memory_bytes) {
     o.bf16_layers = (int)c->bf16_layers;
     o.quant_stats = c->quant_stats > 0;
     o.batch = (int)c->batch;
-    o.micro_batches = config_micro_batches(c, 1);
+    o.micro_batches = config_micro_batches(c, dist_size());
+    o.rank = dist_rank();
+    o.ranks = dist_size();
+    o.zero = (int)c->zero;
+    o.reduce_bf16 = (int)c->reduce_bf16;
+    o.host_staged = (int)c->host_staged;
     o.master_fp32 = (int)c->master_fp32;
     o.recompute = (int)c->recompute;
     o.grad_bf16 = (int)c->grad_bf16;
@@ -102,16 +108,25 @@ static Llama *model_create(const RunConfig *c, double *memory_bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation and samples
 
-// Mean loss over the first --eval-tokens tokens of the validation data (rounded down to whole batches, at least one).
+// Mean loss over the first --eval-tokens tokens of the validation data (rounded down to whole batches, at least one). Each rank takes
+// every dist_size()-th batch; the sum is in the order of the batches, whatever the number of ranks.
 static double evaluate(Llama *model, Data *d, const RunConfig *c) {
     int64_t batches = c->eval_tokens / (c->batch * c->seq), most = d->val.num_samples / c->batch;
     if (batches < 1) batches = 1;
     if (batches > most) batches = most;
     double sum = 0;
-    for (int64_t i = 0; i < batches; i++) {
-        dataloader_batch(&d->val, i * c->batch, (int)c->batch, d->tokens, d->targets);
-        sum += llama_eval(model, d->tokens, d->targets);
+    float *losses = (float *)xcalloc((size_t)dist_size(), sizeof(float));
+    for (int64_t i = 0; i < batches; i += dist_size()) {
+        const int64_t own = i + dist_rank();
+        float loss = 0;
+        if (own < batches) {
+            dataloader_batch(&d->val, own * c->batch, (int)c->batch, d->tokens, d->targets);
+            loss = llama_eval(model, d->tokens, d->targets);
+        }
+        dist_gather(&loss, sizeof loss, losses);
+        for (int r = 0; r < dist_size(); r++) sum += losses[r];
     }
+    free(losses);
     return sum / (double)batches;
 }
 
@@ -185,6 +200,7 @@ typedef struct {
     Metrics log;
     CheckpointState at;            // at.step: optimizer steps done
     Saver saver;
+    int stop;                      // the signal by which the run ends, on every rank after the same step; 0: none yet
 } Run;
 
 // A step whose update was not applied: after NaN or infinity the run ends unless --on-nan skip; an outlier is left out. Many in a
@@ -196,11 +212,13 @@ static void step_skipped(Run *r, int64_t step, const StepResult *result) {
              result->loss, result->grad_norm, stray ? "an outlier" : "not finite");
         return;
     }
+    dist_alone(1);
     saver_wait(&r->saver);
     metrics_close(&r->log);
+    char *who = result->culprit ? xasprintf(", the loss first on rank %d (%s)", result->culprit - 1, dist_host(result->culprit - 1)) : xstrdup("");
     char *where = r->saver.saved ? xasprintf("the last good checkpoint is %s/" CHECKPOINT_NAME, r->c->out, (long long)r->saver.saved) : xstrdup("there is no checkpoint yet");
-    fatal("step %lld: loss is %g, gradient norm %g: training stops%s, the update was not applied; %s (try a lower --lr%s)", (long long)step, result->loss,
-          result->grad_norm, many ? " after too many skipped steps in a row" : "", where, r->saver.saved ? ", then --resume it" : " or a longer --warmup");
+    dist_fatal_together("step %lld: loss is %g, gradient norm %g%s: training stops%s, the update was not applied; %s (try a lower --lr%s)", (long long)step,
+          result->loss, result->grad_norm, dist_size() > 1 ? who : "", many ? " after too many skipped steps in a row" : "", where, r->saver.saved ? ", then --resume it" : " or a longer --warmup");
 }
 // Reads the results of the steps that ended and were not reported yet, up to `done` steps done.
 static void report_steps(Run *r, int64_t *reported, int64_t done) {
@@ -213,6 +231,14 @@ static void report_steps(Run *r, int64_t *reported, int64_t done) {
 }
 static void save(Run *r) {
     if (r->saver.saved == r->at.step || (r->saver.busy && r->saver.copy.state.step == r->at.step)) return;
+    if (dist_rank() != 0) {
+        if (r->c->zero) checkpoint_copy_serve(r->model);
+        r->saver.saved = r->at.step;
+        return;
+    }
+    dist_alone(1);
+    saver_wait(&r->saver);
+    dist_alone(0);
     saver_start(&r->saver, r->model, r->c, &r->at, r->log.fd);
 }
 static int due(int64_t interval, int64_t done) { return interval > 0 && done % interval == 0; }
@@ -226,24 +252,26 @@ static void between_steps(Run *r) {
         r->at.val_loss = evaluate(r->model, r->data, c);
         metrics_eval(&r->log, done, r->at.val_loss);
     }
-    if (due(c->sample_every, done)) sample_text(r->model, r->data, c, &r->log, done);
-    if (due(c->save_every, done) || (last && c->save_every > 0) || stop_signal) save(r);
+    if (due(c->sample_every, done) && dist_rank() == 0) sample_text(r->model, r->data, c, &r->log, done);
+    if (due(c->save_every, done) || (last && c->save_every > 0) || r->stop) save(r);
     metrics_go(&r->log);
 }
 
 static void train(Run *r) {
     const RunConfig *c = r->c;
-    const int micro_batches = config_micro_batches(c, 1);
+    const int micro_batches = config_micro_batches(c, dist_size());
     int64_t reported = r->at.step;
-    while (r->at.step < c->steps && !stop_signal) {
+    r->stop = dist_any(stop_signal);
+    while (r->at.step < c->steps && !r->stop) {
         const int64_t step = r->at.step;
         llama_step_begin(r->model, step);
-        const int measure = due(c->quant_stats, step + 1);
+        const int measure = due(c->quant_stats, step + 1) && dist_rank() == 0;
         if (measure) llama_stats_begin(r->model);
         for (int micro = 0; micro < micro_batches; micro++) {
-            dataloader_batch(&r->data->train, r->at.next_sample, (int)c->batch, r->data->tokens, r->data->targets);
+            // The ranks' micro-batches stand side by side in the global order, so that a step has the same samples on any number of ranks.
+            dataloader_batch(&r->data->train, r->at.next_sample + dist_rank() * c->batch, (int)c->batch, r->data->tokens, r->data->targets);
             llama_micro_step(r->model, micro, r->data->tokens, r->data->targets);
-            r->at.next_sample += c->batch;
+            r->at.next_sample += c->batch * dist_size();
         }
         const OutlierLimits limits = outlier_limits(&r->at.window, step, LLAMA_STEP_LAG, c->outlier_z);
         llama_step_limits(r->model, limits.loss, limits.norm);
@@ -251,7 +279,8 @@ static void train(Run *r) {
         llama_step_end(r->model, &adamw);
         saver_poll(&r->saver);
         const int64_t done = r->at.step = step + 1;
-        const int pause = due(c->eval_every, done) || due(c->sample_every, done) || due(c->save_every, done) || done == c->steps || stop_signal;
+        r->stop = dist_any(stop_signal);
+        const int pause = due(c->eval_every, done) || due(c->sample_every, done) || due(c->save_every, done) || done == c->steps || r->stop;
         report_steps(r, &reported, pause ? done : done - LLAMA_STEP_LAG);
         if (measure) metrics_quant(&r->log, done, llama_stats_end(r->model));
         if (pause) between_steps(r);
@@ -259,7 +288,7 @@ static void train(Run *r) {
     report_steps(r, &reported, r->at.step);
 }
 
-// The run's folder, locked, with room for its checkpoints. One that is not there yet is made only now that all else was found good.
+// Rank 0: the run's folder, locked, with room for its checkpoints. One that is not there yet is made only now that all else was found good.
 static void output_claim(Run *r, int locked) {
     const RunConfig *c = r->c;
     const ParamTable *params = llama_params(r->model);
@@ -271,11 +300,57 @@ static void output_claim(Run *r, int locked) {
         CheckpointList list = checkpoint_list(c->out);
         if (list.count) fatal("%s: another run began there at the same moment; use another --out", c->out);
     }
-    saver_init(&r->saver, c->out, r->at.step);
     if (c->save_every == 0) return;
     checkpoint_copy_reserve(&r->saver.copy, params, c);
     printf("checkpoints of %.1f MiB every %lld steps, up to %lld at a time; as much host memory to write them from\n",
            (double)checkpoint_bytes(params, c) / 1048576, (long long)c->save_every, (long long)checkpoint_most(c, r->at.step));
+}
+
+// What must be the same on every rank is compared before anything is computed.
+static void ranks_check(const RunConfig *c, const Data *d) {
+    static const char *const where[] = {"train-data", "val-data", "init-from"};  // hosts may keep them elsewhere: what is in them is compared
+    cJSON *options = config_to_json(c), *model = config_model_to_json(&c->llama);
+    for (int i = 0; i < 3; i++) cJSON_DeleteItemFromObjectCaseSensitive(options, where[i]);
+    char *told = json_print(options, 0), *shape = json_print(model, 0), *text;
+    dist_check_same("build", "revision " GIT_REVISION " by compiler " __VERSION__, "start the same program everywhere");
+    text = xasprintf("%s,%s,\"zero\":%d,\"dist-host-staged\":%d", told, shape, (int)c->zero, (int)c->host_staged);
+    dist_check_same("configuration", text, "give every process the same command line");
+    free(text);
+    text = xasprintf("training data %016llx in %lld tokens, validation data %016llx", (unsigned long long)dataloader_fingerprint(&d->train),
+                     (long long)d->train.num_tokens, d->has_val ? (unsigned long long)dataloader_fingerprint(&d->val) : 0ull);
+    dist_check_same("text to train on", text, "put the same shards on every host");
+    free(text); free(told); free(shape);
+    cJSON_Delete(options);
+    cJSON_Delete(model);
+}
+// Every rank reads the checkpoint that rank 0 found, or begins from the same seed; that all came to the same weights is checked.
+static void model_begin(Run *r) {
+    const RunConfig *c = r->c;
+    char checkpoint[4096] = "";
+    dist_alone(1);                                         // all of a checkpoint is read to see whether it is good
+    int found = dist_rank() == 0 && checkpoint_find(c->resume, c->out, checkpoint, sizeof checkpoint);
+    dist_alone(0);
+    dist_broadcast(&found, sizeof found, 0);
+    dist_broadcast(checkpoint, sizeof checkpoint, 0);
+    if (found) {
+        checkpoint_load(checkpoint, r->model, c, &r->at);
+        printf("resumed from %s: step %lld of %lld\n", checkpoint, (long long)r->at.step, (long long)c->steps);
+    } else {
+        llama_init(r->model);
+        if (c->init_from[0]) init_from(c->init_from, r->model, c);
+    }
+    if (dist_size() == 1) return;
+    const ParamTable *t = llama_params(r->model);
+    float *values = checkpoint_buffer(t);
+    uint32_t crc = 0;
+    for (int i = 0; i < t->count; i++) {
+        llama_read(r->model, LLAMA_PARAMS, &t->params[i], values);
+        crc = crc32c(crc, values, (size_t)t->params[i].count * sizeof(float));
+    }
+    char *text = xasprintf("step %lld, checksum %08x", (long long)r->at.step, crc);
+    dist_check_same("model to begin with", text, "--out, --resume and --init-from must name folders that all hosts share");
+    free(text);
+    free(values);
 }
 
 int main(int argc, char **argv) {
@@ -288,9 +363,13 @@ int main(int argc, char **argv) {
 #else
     if (c.check) return selfcheck_run_cpu(c.out);
 #endif
+    dist_init((double)c.comm_timeout);
+    config_set_ranks(&c, dist_size());
     catch_signals();
     data_open(&data, &c);
+    ranks_check(&c, &data);
     config_print(&c, stdout);
+    if (dist_size() > 1) printf("ranks     %d%s\n", dist_size(), c.zero ? ", the optimizer state spread over them" : "");
 
     MetricsInfo info;
     memset(&info, 0, sizeof info);
@@ -298,34 +377,31 @@ int main(int argc, char **argv) {
     run.c = &c; run.model = model; run.data = &data;
     run.at.data_fingerprint = dataloader_fingerprint(&data.train);
     run.at.val_loss = NAN;
-    char checkpoint[4096];
-    const int locked = lock_take_if_there(c.out);
+    const int first = dist_rank() == 0, locked = first && lock_take_if_there(c.out);
     if (locked) checkpoint_tidy(c.out);
-    if (checkpoint_find(c.resume, c.out, checkpoint, sizeof checkpoint)) {
-        checkpoint_load(checkpoint, model, &c, &run.at);
-        printf("resumed from %s: step %lld of %lld\n", checkpoint, (long long)run.at.step, (long long)c.steps);
-    } else {
-        llama_init(model);
-        if (c.init_from[0]) init_from(c.init_from, model, &c);
-    }
+    model_begin(&run);
 
-    output_claim(&run, locked);
+    saver_init(&run.saver, c.out, run.at.step);
+    if (first) output_claim(&run, locked);
     const ParamTable *params = llama_params(model);
     info.device = llama_device_name(model);
-    info.peak_flops = llama_peak_flops(model);
+    info.peak_flops = llama_peak_flops(model) * dist_size();
     info.flops_per_token = llama_flops_per_token(&c.llama, params);
     info.params = llama_param_count(params);
     info.bytes_per_token = data.meta.val_bytes_per_token;
-    info.ranks = 1;
-    metrics_open(&run.log, &c, &info, run.at.step, 0);
+    info.ranks = dist_size();
+    metrics_open(&run.log, &c, &info, run.at.step, !first);
 
     train(&run);
-    if (stop_signal) save(&run);
+    if (run.stop) save(&run);
+    dist_alone(1);
     saver_free(&run.saver);
+    dist_alone(0);
     metrics_close(&run.log);
     if (run.at.step == c.steps) printf("run complete: %lld of %lld steps\n", (long long)run.at.step, (long long)c.steps);
-    else printf("stopped by signal %d after step %lld; go on with the same command and --resume auto\n", (int)stop_signal, (long long)run.at.step);
+    else printf("stopped by signal %d after step %lld; go on with the same command and --resume auto\n", run.stop, (long long)run.at.step);
     llama_free(model);
     data_close(&data);
+    dist_finish();
     return 0;
 }

@@ -129,6 +129,12 @@ FN void checkpoint_copy(CheckpointCopy *k, Llama *m, const RunConfig *c, const C
         checkpoint_copy_state(m, CHECKPOINT_STATE[i], checkpoint_state_dtype(c, i), k->values[i], buffer);
     free(buffer);
 }
+// What another rank than the first does meanwhile, when the optimizer state is spread over all: it gives its part.
+FN void checkpoint_copy_serve(Llama *m) {
+    const ParamTable *t = llama_params(m);
+    for (int s = 1; s < CHECKPOINT_STATES; s++)
+        for (int i = 0; i < t->count; i++) llama_read(m, CHECKPOINT_STATE[s], &t->params[i], NULL);
+}
 FN void checkpoint_copy_free(CheckpointCopy *k) {
     for (int i = 0; i < CHECKPOINT_STATES; i++) free(k->values[i]);
     memset(k, 0, sizeof *k);

@@ -31,18 +31,26 @@ FN void text_one_line(char *text) {
         if (eight_bit || *p < 0x20 || *p == 0x7F) *p = '?';
     }
 }
-PRINTF_LIKE(2, 0)
-static void message_v(const char *kind, const char *format, va_list args) {
-    char text[8192];
-    vsnprintf(text, sizeof text, format, args);
+// Which of several processes speaks, "rank 2 on host7: ", before every message; "" in a single one. dist.h sets it.
+static MAYBE_UNUSED char message_origin[320];
+// Another rank than the first: its warnings are those of the first.
+static MAYBE_UNUSED int message_warnings_off;
+// Called with an error's text before the process ends by it, so that the others of its group hear of it; NULL: no group.
+static MAYBE_UNUSED void (*message_hook)(const char *text);
+
+PRINTF_LIKE(3, 0)
+static void message_v(char text[8192], const char *kind, const char *format, va_list args) {
+    vsnprintf(text, 8192, format, args);
     text_one_line(text);
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", kind, text);
+    fprintf(stderr, "%s: %s%s\n", kind, message_origin, text);
     fflush(stderr);
 }
 PRINTF_LIKE(3, 0)
 static void die_v(int status, const char *kind, const char *format, va_list args) {
-    message_v(kind, format, args);
+    char text[8192];
+    message_v(text, kind, format, args);
+    if (message_hook) message_hook(text);
     exit(status);
 }
 // Bad input or a failed machine: exit status 1.
@@ -63,8 +71,10 @@ static void fatal_usage(const char *format, ...) {
 }
 PRINTF_LIKE(1, 2)
 static void warn(const char *format, ...) {
+    char text[8192];
+    if (message_warnings_off) return;
     va_list args; va_start(args, format);
-    message_v("warning", format, args);
+    message_v(text, "warning", format, args);
     va_end(args);
 }
 

@@ -41,6 +41,11 @@ typedef struct RunConfig {
     int64_t seed;
     int64_t on_nan;                  // OnNan
     double outlier_z;                // deviations above the mean from which a step is skipped, 0: none is
+    // several processes
+    int64_t zero;                    // 1: the optimizer state is spread over the ranks
+    int64_t reduce_bf16;             // gradients travel in BF16, not in float32
+    int64_t comm_timeout;            // seconds
+    int64_t host_staged;             // GPU: exchanges go through host memory
     // output; an interval of 0 means never
     char out[OPTION_TEXT];
     int64_t log_every, eval_every, eval_tokens, sample_every, sample_tokens, save_every, keep, keep_every;
@@ -102,6 +107,10 @@ static const Option CONFIG_TABLE[] = {
     {"Output (an interval of 0 means never)", "keep", OPTION_INTEGER, FIELD(keep), "2", 1, MANY, NULL, "N", "newest checkpoints to keep"},
     {"Output (an interval of 0 means never)", "keep-every", OPTION_INTEGER, FIELD(keep_every), "0", 0, MANY, NULL, "N", "keep those of every N-th step for good"},
     {"Output (an interval of 0 means never)", "resume", OPTION_STRING, FIELD(resume), "none", 0, 0, NULL, "none|auto|PATH", "auto: from OUT's newest good checkpoint, if any; PATH: from that one"},
+    {"Several processes", "zero", OPTION_CHOICE, FIELD(zero), "0", 0, 0, "0|1", NULL, "1: each rank keeps its part of the optimizer state"},
+    {"Several processes", "reduce-dtype", OPTION_CHOICE, FIELD(reduce_bf16), "float32", 0, 0, "float32|bf16", NULL, "gradients on their way between ranks"},
+    {"Several processes", "comm-timeout", OPTION_INTEGER, FIELD(comm_timeout), "600", 1, 86400, NULL, "SECONDS", "end the run when a rank keeps others waiting so long"},
+    {"Several processes", "dist-host-staged", OPTION_BOOL, FIELD(host_staged), "false", 0, 0, NULL, NULL, "GPU, for tests: exchange through host memory, not by NCCL"},
     {"Other", "config", OPTION_STRING, FIELD(config_file), "", 0, 0, NULL, "FILE", "JSON with these names as keys; the command line wins"},
     {"Other", "check", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "test this machine, its card and the disk under --out, instead of training"},
     {"Other", "help", OPTION_ACTION, 0, NULL, 0, 0, NULL, NULL, "this text"},
@@ -303,10 +312,10 @@ FN void config_set_vocab(RunConfig *c, int64_t vocab, const char *where) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Telling
 
-// --out, --resume, --config and the actions say where and how this process runs, not what the run computes; --tokens follows
+// --out, --resume, --config, --zero and the like say where and how this process runs, not what the run computes; --tokens follows
 // from --steps.
 FN int config_is_told(const Option *o) {
-    static const char *const untold[] = {"out", "resume", "config", "tokens"};
+    static const char *const untold[] = {"out", "resume", "config", "tokens", "zero", "comm-timeout", "dist-host-staged"};
     for (size_t i = 0; i < sizeof untold / sizeof untold[0]; i++)
         if (strcmp(o->name, untold[i]) == 0) return 0;
     return o->kind != OPTION_ACTION;

@@ -92,6 +92,20 @@ FN const Param *param_get(const ParamTable *t, ParamKind kind, int layer) {
     fatal("no parameter of kind %d in layer %d: this is a bug", (int)kind, layer);
 }
 
+// The parameters in the buckets in which backward finishes their gradients: 0 the embedding, 1 + l layer l, the last one what
+// comes after the layers. first, count: elements of the flat buffer, multiples of 128. The last to come is bucket 0.
+typedef struct { int64_t first, count; } ParamBucket;
+FN int llama_bucket_count(const LlamaConfig *c) { return c->layers + 2; }
+FN ParamBucket llama_bucket(const LlamaConfig *c, const ParamTable *t, int index) {
+    const int first = index == 0 ? 0 : 1 + 6 * (index - 1), next = index == 0 ? 1 : index <= c->layers ? first + 6 : t->count;
+    const int64_t from = t->params[first].offset, to = next < t->count ? t->params[next].offset : t->total;
+    const ParamBucket b = {from, to - from};
+    return b;
+}
+FN int llama_bucket_of(const LlamaConfig *c, const Param *p) {
+    return p->kind == PARAM_EMBED ? 0 : p->layer >= 0 ? 1 + p->layer : c->layers + 1;
+}
+
 // A Hugging Face tensor (LlamaForCausalLM's name and shape) is a run of rows of one of ours.
 typedef struct { char name[96]; int64_t row, rows, cols; int is_vector; } HfPart;
 FN int llama_hf_parts(const LlamaConfig *c, const Param *p, HfPart parts[3]) {
@@ -150,6 +164,10 @@ typedef struct {
     int master_fp32;               // master weights in float32 instead of BF16 with stochastic rounding
     uint64_t seed;
     int rank;                      // address of this rank's noise, 0 in a single process
+    int ranks;                     // processes that share a step (dist.h), each with micro_batches of its own; 0 and 1: this one alone
+    int zero;                      // ZeRO-1: each rank keeps and updates its part of the optimizer state only
+    int reduce_bf16;               // gradients travel between ranks in BF16 instead of float32
+    int host_staged;               // GPU: they travel through host memory and dist.h, not by NCCL
     int recompute;                 // enum Recompute; the CPU backend keeps everything and refuses RECOMPUTE_MLP and _BLOCK
     int quant_stats;               // llama_stats_begin will be called
     int bf16_layers;               // the linears of the last so many layers are not quantized
@@ -168,6 +186,7 @@ typedef struct {
     float loss;                    // mean over the step's tokens, natural logarithm
     float grad_norm;               // before clipping
     int finite;                    // 0: loss or gradient norm was NaN, infinite, or above llama_step_limits; the update was NOT applied
+    int culprit;                   // 1 + the first rank whose own loss is not finite, 0: none, or not known
 } StepResult;
 
 enum LlamaState { LLAMA_PARAMS, LLAMA_GRADS, LLAMA_ADAM_M, LLAMA_ADAM_V };
@@ -202,6 +221,8 @@ FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets);  /
 FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits);
 
 // Copies one tensor's state to or from the host as float32 (BF16 converts exactly both ways).
+// With LlamaOptions.zero every rank must read the same optimizer states in the same order: they are gathered, and only rank 0
+// gets the values (the others may pass NULL). Each rank writes from the whole tensor, and keeps its part.
 FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values);
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values);
 FN const char *llama_device_name(const Llama *m);

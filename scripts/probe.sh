@@ -73,9 +73,18 @@ int main(void){return 0;}' "" cmocka -lcmocka; then put CMOCKA_FLAGS "$found"; s
 else put CMOCKA_FLAGS ""; say cmocka "no: make test is off (Debian: apt install libcmocka-dev)"; fi
 
 mpicc=${MPI_HOME:+$MPI_HOME/bin/}mpicc
-if command -v "$mpicc" >/dev/null && printf '#include <mpi.h>\nint main(int c,char**v){MPI_Init(&c,&v);return MPI_Finalize();}' >"$tmp/mpi.c" && "$mpicc" "$tmp/mpi.c" -o "$tmp/mpi" >"$tmp/log" 2>&1
-then say MPI "yes (the present trainer runs as one process)"
-else say MPI "no (the present trainer runs as one process)"; fi
+# The wrapper says what to compile and link with (OpenMPI --showme, MPICH -show); the program is built by cc and nvcc, not by it.
+mpi_flags=
+if command -v "$mpicc" >/dev/null; then
+    mpi_flags=$("$mpicc" --showme:compile 2>/dev/null && "$mpicc" --showme:link 2>/dev/null) || mpi_flags=$("$mpicc" -show 2>/dev/null | cut -d' ' -f2-)
+    mpi_flags=$(tr '\n' ' ' <<<"$mpi_flags")
+fi
+if [ -n "$mpi_flags" ] && printf '#include <mpi.h>\nint main(int c,char**v){MPI_Init(&c,&v);return MPI_Finalize();}' | links $mpi_flags; then
+    put MPI_FLAGS "-DUSE_MPI $mpi_flags"
+    nvcc_flags=-DUSE_MPI; for f in $mpi_flags; do case $f in -Wl,*) f=${f#-Wl,}; nvcc_flags+=" -Xlinker=${f//,/ -Xlinker=}" ;; -pthread) nvcc_flags+=" -Xcompiler -pthread" ;; *) nvcc_flags+=" $f" ;; esac; done
+    put MPI_NVCC_FLAGS "$nvcc_flags"
+    say MPI "yes $("$mpicc" --showme:version 2>/dev/null | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -1)"
+else put MPI_FLAGS ""; put MPI_NVCC_FLAGS ""; say MPI "no: mpirun cannot start it; several processes run over TCP, started with RANK and WORLD_SIZE (Debian: libopenmpi-dev)"; fi
 
 nvcc=; for n in "${CUDA_HOME:+$CUDA_HOME/bin/nvcc}" nvcc /usr/local/cuda/bin/nvcc; do [ -n "$n" ] && command -v "$n" >/dev/null && { nvcc=$(command -v "$n"); break; }; done
 cuda_links() { cat >"$tmp/t.cu"; "$nvcc" -std=c++17 "$tmp/t.cu" -o "$tmp/tcu" "$@" >"$tmp/log" 2>&1; }
@@ -107,9 +116,10 @@ else
     elif [ -n "${CUDNN_HOME:-}" ]; then echo "error: CUDNN_HOME=$CUDNN_HOME was named but a program does not link with it:"; tail -3 "$tmp/log"; exit 1
     else put CUDNN_FLAGS ""; say cuDNN "no: attention uses the program's own kernel (set CUDNN_HOME if it stands elsewhere)"; fi
     mapfile -t nccl < <(cuda_home "${NCCL_HOME:-}"); nccl+=("$(cuda_library nccl "${NCCL_HOME:-}")")
-    if printf '#include <nccl.h>\nint main(){int v; return ncclGetVersion(&v);}' | cuda_links "${nccl[@]}"; then say NCCL "yes (the present trainer runs on one card)"
+    if printf '#include <nccl.h>\nint main(){int v; return ncclGetVersion(&v);}' | cuda_links "${nccl[@]}"; then
+        put NCCL_FLAGS "-DUSE_NCCL $(quoted "${nccl[@]}")"; say NCCL "yes"
     elif [ -n "${NCCL_HOME:-}" ]; then echo "error: NCCL_HOME=$NCCL_HOME was named but a program does not link with it:"; tail -3 "$tmp/log"; exit 1
-    else say NCCL "no (the present trainer runs on one card)"; fi
+    else put NCCL_FLAGS ""; say NCCL "no: the GPU program runs on one card (several only with --dist-host-staged, slowly)"; fi
 fi
 put NVCC "$nvcc"
 if [ $missing = 1 ]; then echo "error: a required library is missing (above)"; exit 1; fi

@@ -271,7 +271,7 @@ static double bench_row(const Row *r, const char *recipe, double floor_rate, dou
     weights_fill(m);
     int32_t *tokens = (int32_t *)xcalloc((size_t)m->M * 2, sizeof *tokens);
     for (int64_t i = 0; i < 2 * m->M; i++) tokens[i] = (int32_t)(rng_word(rng_stream(3, 0, rng_address(RNG_SAMPLE, 0, 0, 0, 0, 0)), (uint64_t)i) % (uint32_t)r->vocab);
-    StepResult last = {0, 0, 0};
+    StepResult last = {0, 0, 0, 0};
     const double ms = bench_time(m, tokens, o->steps, &last);
     const double limit = bench_profile(m, tokens, copy, 0);
     CUDA_CHECK(cudaMemGetInfo(&after, &total));

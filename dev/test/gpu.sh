@@ -72,6 +72,7 @@ suite "test_linear_gpu" build/test_linear_gpu
 suite "test_backend_gpu" build/test_backend_gpu
 suite "test_selfcheck_gpu" build/test_selfcheck_gpu
 if command -v ncu >/dev/null; then suite "test_bytes_gpu" build/test_bytes_gpu; else echo "bytes moved: no ncu here, skipped"; fi
+suite "two processes on this card" env TRAINER=./train_gpt_nvfp4 python3 dev/test/dist_gpu.py
 one "--check" ./train_gpt_nvfp4 --check --out "$tmp/none"
 
 for recipe in "${recipes[@]}"; do

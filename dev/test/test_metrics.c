@@ -14,7 +14,7 @@ static void make_config(const char *out) {
     config_parse(&config, 13, (char **)argv);
 }
 static StepResult result_of(int64_t done) {
-    StepResult r = {5.5f / (float)done + 0.1f, 1.0f / 3.0f * (float)done, 1};
+    StepResult r = {5.5f / (float)done + 0.1f, 1.0f / 3.0f * (float)done, 1, 0};
     return r;
 }
 // Steps first+1 .. last as a trainer would tell of them.
@@ -191,7 +191,7 @@ static void test_not_finite(void **state) {
     capture_begin();
     metrics_open(&x, &config, &INFO, 0, 0);
     for (int i = 0; i < 3; i++) {
-        StepResult r = {values[i], values[i], 0};
+        StepResult r = {values[i], values[i], 0, 0};
         metrics_step(&x, i + 1, &r, 1e-3);
     }
     metrics_eval(&x, 3, NAN);

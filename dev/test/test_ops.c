@@ -286,7 +286,7 @@ static void adamw(void **state) {
         const AdamWScalars k = adamw_scalars(0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, t);
         for (int i = 0; i < N; i++) g[i] = number(41, t * N + i);
         adamw_tensor(w, m, v, g, 0, N / 2, &k, 1, 0.5f, NULL);
-        adamw_tensor(w, m, v, g, N / 2, N / 2, &k, 0, 0.5f, NULL);     // the second half does not decay
+        adamw_tensor(w, m + N / 2, v + N / 2, g, N / 2, N / 2, &k, 0, 0.5f, NULL);     // the second half does not decay
         for (int i = 0; i < N; i++) {
             const double gi = 0.5 * g[i];
             md[i] = 0.9 * md[i] + 0.1 * gi;
@@ -314,7 +314,7 @@ static void adamw_stochastic(void **state) {
             memcpy(m, zero, sizeof m);
             memcpy(v, zero, sizeof v);
             memcpy(master ? w : exact, start, sizeof w);
-            adamw_tensor(master ? w : exact, m, v, g, OFFSET, N, &k, 1, 1, master ? &random : NULL);
+            adamw_tensor(master ? w : exact, m + OFFSET, v + OFFSET, g, OFFSET, N, &k, 1, 1, master ? &random : NULL);
         }
         for (int i = 0; i < N; i++) {
             const uint32_t word = rng_word(random, (uint64_t)(OFFSET + i) / 2), half = i % 2 ? word >> 16 : word & 0xFFFF;

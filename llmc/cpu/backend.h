@@ -7,7 +7,9 @@
 #ifndef LLMC_CPU_BACKEND_H
 #define LLMC_CPU_BACKEND_H
 
+#include "../dist.h"
 #include "../llama.h"
+#include "../shard.h"
 #include "attention.h"
 #include "linear.h"
 #include "ops.h"
@@ -40,7 +42,9 @@ struct Llama {
     char device[160];
 
     // With BF16 masters every value of params is a BF16 value held in a float32, so they are masters and working copy in one.
-    float *params, *grads, *adam_m, *adam_v;  // (table.total) each
+    float *params, *grads;              // (table.total) each
+    float *adam_m, *adam_v;             // (state_count): all of it, or with zero this rank's pieces of the buckets, one after another
+    int64_t state_count;
     LlamaLayer *layers;
     Linear head;                        // lm_head; its input is the final norm's output
     const float *embed, *final_norm;
@@ -159,8 +163,8 @@ FN void model_layout(Llama *m) {
     Arena *act = &m->blocks[BLOCK_ACTIVATIONS];
     m->params = arena_floats(&m->blocks[BLOCK_PARAMS], total);
     m->grads = arena_floats(&m->blocks[BLOCK_GRADS], total);
-    m->adam_m = arena_floats(&m->blocks[BLOCK_ADAM], total);
-    m->adam_v = arena_floats(&m->blocks[BLOCK_ADAM], total);
+    m->adam_m = arena_floats(&m->blocks[BLOCK_ADAM], m->state_count);
+    m->adam_v = arena_floats(&m->blocks[BLOCK_ADAM], m->state_count);
     float *shared_x = linear_keeps_x_operand(o->recipe) ? arena_floats(act, M * larger(c->width, c->ffn)) : NULL;
     for (int l = 0; l < c->layers; l++) layer_layout(m, l, M, shared_x);
     m->x_final = arena_floats(act, M * c->width);
@@ -197,6 +201,7 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     if (o->grad_bf16) fatal("--grad-dtype bf16: the CPU backend keeps gradients in float32; leave it out, or train with the GPU program");
     if (o->nvfp4_gemm == 1)
         fatal("--nvfp4-gemm native: the CPU backend multiplies decoded operands, exactly; use auto or emulated, or the GPU program on a Blackwell card");
+    if (o->host_staged) fatal("--dist-host-staged: the CPU backend's exchanges go through host memory anyway; leave it out");
     if (o->attention) fatal("--attention: the CPU backend has one kind of attention and takes only auto");
     if (o->bf16_layers < 0 || o->bf16_layers > c->layers)
         fatal("--bf16-layers %d: the model has %d layers", o->bf16_layers, c->layers);
@@ -205,6 +210,7 @@ FN void model_shape(Llama *m, const LlamaOptions *o) {
     m->table = llama_param_table(c);
     m->layers = (LlamaLayer *)xcalloc((size_t)c->layers, sizeof(LlamaLayer));
     m->threads = thread_count();
+    m->state_count = owned_count(o, &m->table);
     model_layout(m);
 }
 FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
@@ -271,10 +277,21 @@ FN float *state_of(Llama *m, enum LlamaState what, const Param *p) {
     return base + p->offset;
 }
 FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values) {
-    memcpy(values, state_of(m, what, p), (size_t)p->count * sizeof(float));
+    if (!state_is_sharded(&m->options, what)) {
+        if (values) memcpy(values, state_of(m, what, p), (size_t)p->count * sizeof(float));
+        return;
+    }
+    const float *state = what == LLAMA_ADAM_M ? m->adam_m : m->adam_v;
+    const OwnedRun own = owned_part(&m->options, &m->table, p, p->count, m->options.rank);
+    owned_gather(&m->options, &m->table, p, state + own.state, values);
 }
 // With BF16 masters, parameters are rounded to the nearest BF16 value.
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values) {
+    if (state_is_sharded(&m->options, what)) {
+        const OwnedRun run = owned_part(&m->options, &m->table, p, p->count, m->options.rank);
+        memcpy((what == LLAMA_ADAM_M ? m->adam_m : m->adam_v) + run.state, values + (run.first - p->offset), (size_t)run.count * sizeof(float));
+        return;
+    }
     float *to = state_of(m, what, p);
     memcpy(to, values, (size_t)p->count * sizeof(float));
     if (what != LLAMA_PARAMS) return;
@@ -389,14 +406,28 @@ FN void layer_backward(Llama *m, LlamaLayer *l, int64_t B, int64_t T) {
     linear_backward(qkv, m->d_small, m->d_big, M, &m->work);
     rmsnorm_backward(m->d_stream, l->d_attn_norm, m->norm_parts, m->d_small, l->x_attn, l->attn_norm, l->rms_attn, M, d);
 }
-// From the gradient of the final norm's output, in m->d_small, to every parameter's.
-FN void model_backward(Llama *m, const int32_t *tokens, int64_t B, int64_t T) {
+// A bucket's gradients are complete: they become the sum over ranks; with ZeRO-1 only in the part that this rank owns.
+FN void bucket_reduce(Llama *m, int bucket) {
+    if (llama_ranks(&m->options) == 1) return;
+    const ParamBucket b = llama_bucket(&m->options.config, &m->table, bucket);
+    const DistType type = m->options.reduce_bf16 ? DIST_BF16 : DIST_F32;
+    if (m->options.zero) dist_reduce_scatter(m->grads + b.first, b.count, type);
+    else dist_allreduce(m->grads + b.first, b.count, type);
+}
+// From the gradient of the final norm's output, in m->d_small, to every parameter's. last: of the step, so that each bucket is reduced
+// when it is complete.
+FN void model_backward(Llama *m, const int32_t *tokens, int64_t B, int64_t T, int last) {
     const LlamaConfig *c = &m->options.config;
     const int64_t M = B * T, d = c->width;
     memset(m->d_stream, 0, (size_t)(M * d) * sizeof(float));
     rmsnorm_backward(m->d_stream, m->d_final_norm, m->norm_parts, m->d_small, m->x_final, m->final_norm, m->rms_final, M, d);
-    for (int l = c->layers - 1; l >= 0; l--) layer_backward(m, &m->layers[l], B, T);
+    if (last) bucket_reduce(m, c->layers + 1);
+    for (int l = c->layers - 1; l >= 0; l--) {
+        layer_backward(m, &m->layers[l], B, T);
+        if (last) bucket_reduce(m, l + 1);
+    }
     embedding_backward(m->d_embed, m->d_stream, tokens, M, d);
+    if (last) bucket_reduce(m, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -435,14 +466,49 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
     check_tokens(targets, B * T, m->options.config.vocab, "target");
     m->work.micro = micro;
     model_forward(m, tokens, B, T);
-    m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches)));
-    model_backward(m, tokens, B, T);
+    m->loss_sum += model_head(m, targets, B * T, (float)(1.0 / ((double)B * (double)T * m->options.micro_batches * llama_ranks(&m->options))));
+    model_backward(m, tokens, B, T, micro == m->options.micro_batches - 1);
     llama_stats_end(m);                                                // one micro-batch is measured
 }
 FN void llama_step_limits(Llama *m, float loss, float grad_norm) { m->loss_limit = loss; m->norm_limit = grad_norm; }
+// Sums over ranks, in their order, of the loss and of squared gradients, each rank giving the squares of a part of its own whether
+// it owns that or all: ZeRO-1 clips by the same bits. -> squared norm; the loss goes to m->loss_sum.
+FN double step_sums(Llama *m) {
+    if (llama_ranks(&m->options) == 1) return sum_of_squares(m->grads, m->table.total);
+    typedef struct { double loss, squares; } Sums;
+    Sums own = {m->loss_sum, 0}, *all = (Sums *)xcalloc((size_t)llama_ranks(&m->options), sizeof(Sums));
+    double squares = 0;
+    for (int i = 0; i < llama_bucket_count(&m->options.config); i++) {
+        const ParamBucket b = llama_bucket(&m->options.config, &m->table, i);
+        const DistPiece p = dist_piece(b.count, m->options.rank, llama_ranks(&m->options));
+        own.squares += sum_of_squares(m->grads + b.first + p.first, p.count);
+    }
+    dist_gather(&own, sizeof own, all);
+    m->loss_sum = 0;
+    for (int r = 0; r < llama_ranks(&m->options); r++) {
+        m->loss_sum += all[r].loss;
+        squares += all[r].squares;
+        if (!isfinite(all[r].loss) && !m->result.culprit) m->result.culprit = r + 1;
+    }
+    free(all);
+    return squares;
+}
+// The parameters that this rank owns; then, with ZeRO-1, everybody gets everybody's.
+FN void params_update(Llama *m, const AdamWScalars *k, float scale, const RngStream *random) {
+    for (int i = 0; i < m->table.count; i++) {
+        const Param *p = &m->table.params[i];
+        const OwnedRun run = owned_part(&m->options, &m->table, p, (p->count + 7) / 8 * 8, m->options.rank);
+        if (run.count) adamw_tensor(m->params, m->adam_m + run.state, m->adam_v + run.state, m->grads, run.first, run.count, k, p->decay, scale, random);
+    }
+    for (int i = 0; m->options.zero && i < llama_bucket_count(&m->options.config); i++) {
+        const ParamBucket b = llama_bucket(&m->options.config, &m->table, i);
+        dist_allgather(m->params + b.first, b.count, m->options.master_fp32 ? DIST_F32 : DIST_BF16);
+    }
+}
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
-    const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches;
-    const double norm = sqrt(sum_of_squares(m->grads, m->table.total));
+    const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches * llama_ranks(&m->options);
+    m->result.culprit = 0;
+    const double norm = sqrt(step_sums(m));
     m->result.loss = (float)(m->loss_sum / tokens);
     m->result.grad_norm = (float)norm;
     m->result.finite = isfinite(m->result.loss) && isfinite(m->result.grad_norm) &&
@@ -451,11 +517,7 @@ FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const AdamWScalars k = adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step);
     const float scale = o->clip > 0 && norm > o->clip ? (float)(o->clip / norm) : 1.0f;
     const RngStream random = rng_stream(m->options.seed, (uint32_t)o->step, rng_address(RNG_MASTER, 0, 0, 0, 0, 0));
-    for (int i = 0; i < m->table.count; i++) {
-        const Param *p = &m->table.params[i];
-        adamw_tensor(m->params, m->adam_m, m->adam_v, m->grads, p->offset, (p->count + 7) / 8 * 8, &k, p->decay, scale,
-                     m->options.master_fp32 ? NULL : &random);
-    }
+    params_update(m, &k, scale, m->options.master_fp32 ? NULL : &random);
     m->weights_ready = 0;
 }
 FN StepResult llama_step_result(Llama *m) { return m->result; }

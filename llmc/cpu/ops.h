@@ -195,15 +195,15 @@ FN double sum_of_squares(const float *x, int64_t n) {
     return total;
 }
 
-// One tensor: elements offset .. offset + count of the flat buffers, both multiples of 8. Gradients are multiplied by
-// grad_scale (clipping). With `master` the new weight is rounded stochastically to BF16: element e takes the low (even e) or
+// One tensor: elements offset .. offset + count of the flat buffers, both multiples of 8; m and v begin with element `offset` (a
+// rank may hold a part of them only). Gradients are multiplied by grad_scale (clipping). With `master` the new weight is rounded stochastically to BF16: element e takes the low (even e) or
 // high half of word e/2 of that stream.
 FN void adamw_tensor(float *w, float *m, float *v, const float *g, int64_t offset, int64_t count, const AdamWScalars *k, int decay,
                      float grad_scale, const RngStream *master) {
     const AdamWScalars scalars = *k;
 #pragma omp parallel for schedule(static)
     for (int64_t e = offset; e < offset + count; e += 8) {
-        float *we = w + e, *me = m + e, *ve = v + e;
+        float *we = w + e, *me = m + (e - offset), *ve = v + (e - offset);
         const float *ge = g + e;
         for (int i = 0; i < 8; i++) we[i] = adamw_update(scalars, we[i], f32_mul(ge[i], grad_scale), decay, &me[i], &ve[i]);
         if (!master) continue;

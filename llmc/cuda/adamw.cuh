@@ -50,6 +50,7 @@ typedef struct {
     int segment_count;
     float *amax;                   // (amax_count) on the device: max |weight| as stored in params, of each slot
     int amax_count;
+    int64_t first;                 // 0, or (ZeRO-1) a multiple of 128: only elements first .. first + count - 1 are updated, and m and v begin there
 } AdamWBuffers;
 
 __device__ __forceinline__ float4 widen4(uint2 u) {
@@ -80,16 +81,16 @@ __device__ __forceinline__ double block_sum_f64(double x) {
     }
     return x;
 }
-// partials (GRAD_NORM_BLOCKS): sums of squares, four at a time in float32, those in float64. MIXED: some gradients are BF16.
+// partials (GRAD_NORM_BLOCKS), added to or not: of elements first .. first + count - 1, sums of squares, four at a time in float32, those in float64. MIXED: some gradients are BF16.
 // A square above float32's range makes the norm infinite. Floor: 4 bytes a value (BF16: 2).
 template <bool MIXED>
-__global__ void __launch_bounds__(ELEMENTWISE_THREADS) grad_norm_partial_kernel(double *partials, Gradients grads, int64_t count) {
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS) grad_norm_partial_kernel(double *partials, Gradients grads, int64_t first, int64_t count, int add) {
     double sum = 0.0;
     const int64_t stride = (int64_t)GRAD_NORM_BLOCKS * ELEMENTWISE_THREADS, vectors = count / 4;
 #pragma unroll 4
-    for (int64_t i = (int64_t)blockIdx.x * ELEMENTWISE_THREADS + threadIdx.x; i < vectors; i += stride) sum += squares4(gradient4<MIXED>(grads, i * 4));
+    for (int64_t i = (int64_t)blockIdx.x * ELEMENTWISE_THREADS + threadIdx.x; i < vectors; i += stride) sum += squares4(gradient4<MIXED>(grads, first + i * 4));
     sum = block_sum_f64(sum);
-    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+    if (threadIdx.x == 0) partials[blockIdx.x] = add ? partials[blockIdx.x] + sum : sum;
 }
 __global__ void __launch_bounds__(GRAD_NORM_BLOCKS) grad_norm_finish_kernel(StepStats *stats, const double *partials, float clip, float loss_limit,
                                                                            float norm_limit, const double *loss_sum, float loss_scale) {
@@ -106,15 +107,24 @@ __global__ void __launch_bounds__(GRAD_NORM_BLOCKS) grad_norm_finish_kernel(Step
 FN int gradients_mixed(const AdamWBuffers *b) { return b->grads.bf16_from < b->grads.bf16_to; }
 FN size_t grad_norm_scratch_bytes(void) { return GRAD_NORM_BLOCKS * sizeof(double); }
 
+// The two halves of grad_norm_launch: squares of some elements into scratch (add: to what is there), and stats from scratch.
+FN void grad_norm_partial_launch(const AdamWBuffers *b, int64_t first, int64_t count, int add, void *scratch, cudaStream_t stream) {
+    auto kernel = gradients_mixed(b) ? grad_norm_partial_kernel<true> : grad_norm_partial_kernel<false>;
+    kernel<<<GRAD_NORM_BLOCKS, ELEMENTWISE_THREADS, 0, stream>>>((double *)scratch, b->grads, first, count, add);
+    CUDA_LAUNCHED();
+}
+FN void grad_norm_finish_launch(StepStats *stats, float clip, float loss_limit, float norm_limit, const double *loss_sum, float loss_scale,
+                                const void *scratch, cudaStream_t stream) {
+    grad_norm_finish_kernel<<<1, GRAD_NORM_BLOCKS, 0, stream>>>(stats, (const double *)scratch, clip, loss_limit, norm_limit, loss_sum, loss_scale);
+    CUDA_LAUNCHED();
+}
 // stats (device) from all gradients, padding included (which is zero). clip: largest norm, 0: no clipping.
 // loss_sum (device float64, nullable: loss 0) times loss_scale is the step's loss. scratch: grad_norm_scratch_bytes().
 // A loss or norm above its limit (INFINITY: none) counts as not finite: no update. Sums in a fixed order. 4 B read a gradient (BF16: 2).
 FN void grad_norm_launch(StepStats *stats, const AdamWBuffers *b, float clip, float loss_limit, float norm_limit, const double *loss_sum,
                          float loss_scale, void *scratch, cudaStream_t stream) {
-    auto kernel = gradients_mixed(b) ? grad_norm_partial_kernel<true> : grad_norm_partial_kernel<false>;
-    kernel<<<GRAD_NORM_BLOCKS, ELEMENTWISE_THREADS, 0, stream>>>((double *)scratch, b->grads, b->count);
-    grad_norm_finish_kernel<<<1, GRAD_NORM_BLOCKS, 0, stream>>>(stats, (const double *)scratch, clip, loss_limit, norm_limit, loss_sum, loss_scale);
-    CUDA_LAUNCHED();
+    grad_norm_partial_launch(b, 0, b->count, 0, scratch, stream);
+    grad_norm_finish_launch(stats, clip, loss_limit, norm_limit, loss_sum, loss_scale, scratch, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -183,24 +193,28 @@ __device__ __forceinline__ void master_words(RngStream random, int64_t element, 
 // parameter: params 2+2, m 4+4, v 4+4, gradient 4 = 24 (masters 4+4 instead of reading params: 30; BF16 gradients 2 less).
 template <bool MASTERS, bool MIXED>
 __global__ void __launch_bounds__(ELEMENTWISE_THREADS) adamw_kernel(AdamWBuffers b, AdamWScalars k, RngStream random, const StepStats *stats) {
-    if (!stats->finite) return weights_amax_pass(b);
+    if (!stats->finite) {
+        if (b.amax_count) weights_amax_pass(b);
+        return;
+    }
+    const int64_t end = b.first + b.count;
     const float scale = stats->scale;
     const int lane4 = threadIdx.x % 32 * 4;
     SegmentCursor segment(b);
-    for (int64_t first = adamw_first_element(); first - lane4 < b.count; first += (int64_t)gridDim.x * ADAMW_TILE) {
+    for (int64_t first = b.first + adamw_first_element(); first - lane4 < end; first += (int64_t)gridDim.x * ADAMW_TILE) {
         uint2 p[2];
         float4 w[2], m[2], v[2], g[2];
 #pragma unroll
         for (int run = 0; run < 2; run++) {
             const int64_t e = first + run * 128;
-            if (e - lane4 >= b.count) continue;
+            if (e - lane4 >= end) continue;
             if (MASTERS) w[run] = __ldcs((const float4 *)(b.masters + e));
             else {
                 p[run] = __ldcs((const uint2 *)(b.params + e));
                 w[run] = widen4(p[run]);
             }
-            m[run] = __ldcs((const float4 *)(b.m + e));
-            v[run] = __ldcs((const float4 *)(b.v + e));
+            m[run] = __ldcs((const float4 *)(b.m + (e - b.first)));
+            v[run] = __ldcs((const float4 *)(b.v + (e - b.first)));
             g[run] = gradient4<MIXED>(b.grads, e);
         }
         uint32_t words[2][2];
@@ -208,7 +222,7 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS) adamw_kernel(AdamWBuffers
 #pragma unroll
         for (int run = 0; run < 2; run++) {
             const int64_t e = first + run * 128;
-            if (e - lane4 >= b.count) continue;
+            if (e - lane4 >= end) continue;
             segment.enter(e);
             float *const W = &w[run].x, *const M = &m[run].x, *const V = &v[run].x, *const G = &g[run].x;
 #pragma unroll
@@ -221,8 +235,8 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS) adamw_kernel(AdamWBuffers
             segment.largest.add(p[run].x); segment.largest.add(p[run].y);
             __stcg((uint2 *)(b.params + e), p[run]);  // one 8-byte store, left in L2 for the quantizer
             if (MASTERS) __stcs((float4 *)(b.masters + e), w[run]);
-            __stcs((float4 *)(b.m + e), m[run]);
-            __stcs((float4 *)(b.v + e), v[run]);
+            __stcs((float4 *)(b.m + (e - b.first)), m[run]);
+            __stcs((float4 *)(b.v + (e - b.first)), v[run]);
         }
     }
     segment.flush();

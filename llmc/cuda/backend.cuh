@@ -60,6 +60,7 @@ FN void model_shape(Llama *m, const LlamaOptions *o, AttentionPlan *attention) {
     m->plan[PLAN_ATTENTION] = attention ? attention->workspace_bytes : 0;
     memory_layout(m);                                      // counts
     memory_layout(m);                                      // and once more, now that the overlap is known
+    adam_shard(m);
 }
 FN void model_shape_free(Llama *m) {
     free(m->layers); free(m->layer_end); free(m->table.params);
@@ -76,6 +77,7 @@ FN AttentionPlan *model_attention(const LlamaOptions *o) {
 FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
     Llama m;
     model_check(o);
+    dist_device_select(o);
     device_open();
     AttentionPlan *attention = model_attention(o);
     model_shape(&m, o, attention);
@@ -84,6 +86,10 @@ FN int llama_plan(const LlamaOptions *o, MemoryItem *items, int capacity) {
         if (m.plan[i] == 0) continue;
         items[n].what = i == PLAN_GRADS && o->grad_bf16 ? "gradients (BF16, outside the layers float32)" : PLAN_NAMES[i];
         items[n++].bytes = m.plan[i];
+    }
+    if (dist_device_bytes(o, &m.table) && n < capacity) {
+        items[n].what = "gradients on their way between ranks (BF16)";
+        items[n++].bytes = dist_device_bytes(o, &m.table);
     }
     if (n < capacity) items[n].bytes = -1;
     model_shape_free(&m);
@@ -169,6 +175,7 @@ FN void arenas_allocate(Llama *m) {
                   (double)m->arenas[i].used / (1 << 30), cudaGetErrorString(e), (double)m->device.free_bytes / (1 << 30));
     }
     memory_layout(m);
+    adam_shard(m);
     attention_allocate(m->attention);
 }
 // AdamW's table of parameters: amax of the weights that the recipe quantizes comes from it.
@@ -207,6 +214,7 @@ FN void host_prepare(Llama *m) {
 FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
     Llama *m = (Llama *)xcalloc(1, sizeof *m);
     model_check(o);
+    dist_device_select(o);
     const Device device = device_open();
     model_shape(m, o, model_attention(o));
     m->device = device;
@@ -226,6 +234,7 @@ FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
     adamw_prepare(m);
     rope_prepare(m);
     host_prepare(m);
+    dist_device_open(m);
     m->weights_changed = 1;
     m->loss_limit = m->norm_limit = INFINITY;
     if (verbose) printf("attention by %s\n", attention_plan_name(m->attention));
@@ -234,6 +243,7 @@ FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
 FN Llama *llama_create(const LlamaOptions *o) { return llama_create_verbose(o, 0); }
 FN void llama_free(Llama *m) {
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    dist_device_close(m);
     gemm_close(&m->gemm);
     attention_free(m->attention);
     for (int i = 0; i < ARENA_COUNT; i++) CUDA_CHECK(cudaFree(m->arenas[i].base));
@@ -277,6 +287,7 @@ FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values
     int is_bf16;
     const void *const state = state_of(m, what, p, &is_bf16);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    if (state_is_sharded(&m->options, what)) { sharded_read(m, what, p, values); return; }
     if (!is_bf16) {
         CUDA_CHECK(cudaMemcpy(values, state, (size_t)p->count * 4, cudaMemcpyDeviceToHost));
         return;
@@ -291,6 +302,7 @@ FN void llama_read(Llama *m, enum LlamaState what, const Param *p, float *values
 }
 FN void llama_write(Llama *m, enum LlamaState what, const Param *p, const float *values) {
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    if (state_is_sharded(&m->options, what)) { sharded_write(m, what, p, values); return; }
     int is_bf16;
     void *const state = state_of(m, what, p, &is_bf16);
     if (what != LLAMA_PARAMS && !is_bf16) {

@@ -6,6 +6,7 @@
 #define LLMC_CUDA_STEP_CUH
 
 #include "crossentropy.cuh"
+#include "dist_nccl.cuh"
 #include "measure.cuh"
 #include "rope.cuh"
 #include "swiglu.cuh"
@@ -169,11 +170,16 @@ FN void layer_backward(Llama *m, int layer) {
 FN void model_backward(Llama *m) {
     const LlamaConfig *c = &m->options.config;
     norm_backward(m, PARAM_FINAL_NORM, -1, NULL, m->small, m->residual_final, m->rstd_final, 1);
-    for (int i = c->layers - 1; i >= 0; i--) layer_backward(m, i);
+    bucket_reduce(m, c->layers + 1);
+    for (int i = c->layers - 1; i >= 0; i--) {
+        layer_backward(m, i);
+        bucket_reduce(m, i + 1);
+    }
     float *const d_embed = (float *)gradient_at(&m->grads, layer_param(m, PARAM_EMBED, -1)->offset);
     mark(m, FAMILY_EMBEDDING, 2.0 * (double)(m->M * c->width) + 4.0 * c->vocab * c->width);
     if (m->work.micro == 0 && !c->tied) CUDA_CHECK(cudaMemsetAsync(d_embed, 0, (size_t)c->vocab * (size_t)c->width * sizeof(float), m->stream));
     embedding_backward_launch(d_embed, m->d_stream, m->tokens, m->embed_work, m->M, c->width, c->vocab, m->stream);
+    bucket_reduce(m, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -191,7 +197,7 @@ FN void tokens_send(Llama *m, const int32_t *tokens, const int32_t *targets, int
     int32_t *pinned = m->host_tokens + (int64_t)slot * 2 * m->M;
     check_tokens(tokens, count, m->options.config.vocab, "token");
     if (targets) check_tokens(targets, count, m->options.config.vocab, "target");
-    CUDA_CHECK(cudaEventSynchronize(m->tokens_sent[slot]));
+    dist_event_wait(&m->options, m->tokens_sent[slot]);
     memcpy(pinned, tokens, (size_t)count * sizeof(int32_t));
     mark(m, FAMILY_OTHER, 0);
     CUDA_CHECK(cudaMemcpyAsync(m->tokens, pinned, (size_t)count * sizeof(int32_t), cudaMemcpyHostToDevice, m->stream));
@@ -214,11 +220,13 @@ FN void llama_step_begin(Llama *m, int64_t step) {
     weights_forget(m, m->weights_changed);
     CUDA_CHECK(cudaMemsetAsync(m->loss_sum, 0, sizeof(double), m->stream));
 }
+// Of a token's loss in the step's mean, over all ranks.
+FN float loss_scale(const Llama *m) { return (float)(1.0 / ((double)m->M * m->options.micro_batches * llama_ranks(&m->options))); }
 FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32_t *targets) {
     m->work.micro = micro;
     tokens_send(m, tokens, targets, m->M);
     model_forward(m, m->options.batch, m->options.config.seq);
-    model_head(m, (float)(1.0 / ((double)m->M * m->options.micro_batches)));
+    model_head(m, loss_scale(m));
     model_backward(m);
     m->measuring = 0;                                      // one micro-batch is measured
 }
@@ -227,8 +235,12 @@ FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const int slot = (int)(m->steps_ended % RESULT_SLOTS);
     if (m->steps_ended - m->steps_read == RESULT_SLOTS) fatal("%d steps ended and no llama_step_result was asked for: this is a bug", RESULT_SLOTS);
     mark(m, FAMILY_OPTIMIZER, (20.0 + (m->masters ? 6.0 : 0.0)) * (double)m->table.total + 2.0 * (double)gradient_bytes(&m->grads, m->table.total));
-    grad_norm_launch(m->step_stats, &m->adamw, o->clip, m->loss_limit, m->norm_limit, m->loss_sum, (float)(1.0 / ((double)m->M * m->options.micro_batches)), m->grad_norm_work, m->stream);
-    adamw_launch(&m->adamw, adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step), m->options.seed, o->step, m->step_stats, m->stream);
+    const AdamWScalars k = adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step);
+    if (llama_ranks(&m->options) > 1) dist_update(m, o, k, loss_scale(m));
+    else {
+        grad_norm_launch(m->step_stats, &m->adamw, o->clip, m->loss_limit, m->norm_limit, m->loss_sum, loss_scale(m), m->grad_norm_work, m->stream);
+        adamw_launch(&m->adamw, k, m->options.seed, o->step, m->step_stats, m->stream);
+    }
     CUDA_CHECK(cudaMemcpyAsync(&m->host_stats[slot], m->step_stats, sizeof(StepStats), cudaMemcpyDeviceToHost, m->stream));
     CUDA_CHECK(cudaEventRecord(m->result_ready[slot], m->stream));
     m->steps_ended++;
@@ -237,8 +249,8 @@ FN void llama_step_end(Llama *m, const AdamWOptions *o) {
 FN StepResult llama_step_result(Llama *m) {
     if (m->steps_read == m->steps_ended) fatal("a step's result was asked for before a step ended: this is a bug");
     const int slot = (int)(m->steps_read++ % RESULT_SLOTS);
-    CUDA_CHECK(cudaEventSynchronize(m->result_ready[slot]));
-    const StepResult result = {m->host_stats[slot].loss, m->host_stats[slot].norm, m->host_stats[slot].finite};
+    dist_event_wait(&m->options, m->result_ready[slot]);
+    const StepResult result = {m->host_stats[slot].loss, m->host_stats[slot].norm, m->host_stats[slot].finite, 0};
     return result;
 }
 
