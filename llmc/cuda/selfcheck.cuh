@@ -119,6 +119,35 @@ FN void selfcheck_attention(SelfCheck *s) {
     arena_free(&arena);
 }
 
+// NCCL starts on this card, and a sum over one rank is what went in. (Several cards are what only a run on them can tell.)
+FN void selfcheck_nccl(SelfCheck *s) {
+#ifdef USE_NCCL
+    enum { COUNT = 4096 };
+    DeviceArena arena;
+    ncclComm_t comm;
+    int version = 0, device = 0, wrong = 0;
+    arena.count = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    bf16 *in = arena_normal(&arena, COUNT, 6), *out = (bf16 *)arena_take(&arena, COUNT * 2);
+    ncclResult_t e = ncclGetVersion(&version);
+    if (e == ncclSuccess) e = ncclCommInitAll(&comm, 1, &device);
+    if (e == ncclSuccess) {
+        e = ncclAllReduce(in, out, COUNT, ncclBfloat16, ncclSum, comm, 0);
+        CUDA_CHECK(cudaDeviceSynchronize());
+        ncclCommDestroy(comm);
+        float *a = emulated_values(in, 1, COUNT, 0), *b = emulated_values(out, 1, COUNT, 0);
+        wrong = memcmp(a, b, COUNT * sizeof(float)) != 0;
+        free(a); free(b);
+    }
+    arena_free(&arena);
+    if (e != ncclSuccess) selfcheck_line(s, 0, "NCCL %d.%d.%d: %s; one card trains without it; NCCL_DEBUG=INFO says more", version / 10000, version / 100 % 100, version % 100, ncclGetErrorString(e));
+    else selfcheck_line(s, !wrong, "NCCL %d.%d.%d: a sum over one rank %s", version / 10000, version / 100 % 100, version % 100, wrong ? "is not what went in" : "is what went in");
+#else
+    (void)s;
+    selfcheck_note("NCCL: this program was built without it, and trains on one card");
+#endif
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 // The GPU program's --check; out: the folder of --out. -> exit status, 0 if everything that training needs is right.
@@ -132,8 +161,9 @@ FN int selfcheck_run_gpu(const char *out) {
         const double start = selfcheck_seconds();
         selfcheck_nvfp4(&s, major);
         selfcheck_attention(&s);
+        selfcheck_nccl(&s);
         selfcheck_note("the card's checks took %.1f s", selfcheck_seconds() - start);
-    } else selfcheck_note("NVFP4 and attention were not checked: no card that this program can use");
+    } else selfcheck_note("NVFP4, attention and NCCL were not checked: no card that this program can use");
     selfcheck_disk(&s, out);
     return selfcheck_finish(&s);
 }
