@@ -239,6 +239,14 @@ class Tcp(DistTest, Equal):
         self.assert_close(exact, whole, 2 ** -9, 1e-2, 2e-2)
         self.assertNotEqual(steps_of(exact)[1]["loss"], steps_of(whole)[1]["loss"])
 
+    def test_a_tied_model(self):
+        """lm_head's gradient is the embedding's: complete last, not first."""
+        options = {**SHORT, "tied": "true"}
+        t.TrainerTest.succeeds(self, out=(one := t.fresh()), **options)
+        whole = self.trained(self.launch, 2, **options)
+        self.assert_close(one, whole, 9e-5, 3e-4, 3e-3)
+        self.assert_same(whole, self.trained(self.launch, 2, zero=1, **options), 6)
+
     def test_noise_is_of_the_rank_where_data_is(self):
         """Quantized: ZeRO-1 is still ZeRO-0, a run repeats itself, and validation takes every batch once."""
         options = {**SHORT, "recipe": "quartet2", "master_weights": "bf16", "total_batch": 12 * 64, "val_data": t.at("data", "val_*.bin"), "eval_every": 3,
