@@ -5,8 +5,8 @@
 // every function here is free. On the GPU NCCL moves what is large (cuda/dist_nccl.cuh); what is small goes through here.
 //
 // A sum has one order: rank 0's value, plus rank 1's, and so on, in float32, whatever arrives first and whoever owns the element.
-// So a reduce-scatter followed by an all-gather is the all-reduce, bit for bit. One thread, main's, may call the exchanges; every
-// rank must call the same ones in the same order.
+// So a reduce-scatter followed by an all-gather is the all-reduce, bit for bit. One thread at a time may call the exchanges (main's
+// alone where dist_main_only()), and every rank must call the same ones in the same order.
 #ifndef LLMC_DIST_H
 #define LLMC_DIST_H
 
@@ -25,14 +25,16 @@ typedef enum { DIST_F32, DIST_BF16 } DistType;
 typedef struct {
     int rank, size, local_rank;
     int by_mpi;
+    int main_only;                   // this MPI takes calls from the thread that began it alone
     DistMember *members;             // (size)
     int *data;                       // (size) TCP connections, -1 where there is none
     char *staging;                   // (size + 1) chunks of float32
 } Dist;
-static Dist dist = {0, 1, 0, 0, NULL, NULL, NULL};               // one process until dist_init finds more
+static Dist dist = {0, 1, 0, 0, 0, NULL, NULL, NULL};               // one process until dist_init finds more
 
 FN int dist_rank(void) { return dist.rank; }
 FN int dist_size(void) { return dist.size; }
+FN int dist_main_only(void) { return dist.main_only; }
 FN int dist_local_rank(void) { return dist.local_rank; }
 FN const char *dist_host(int rank) { return dist.members ? dist.members[rank].host : "this host"; }
 // Ends the run on every rank within seconds; the error names this rank and host.
@@ -90,7 +92,8 @@ FN void dist_init_mpi(double seconds) {
     char master[DIST_HOST_TEXT] = "";
     int rank, size, provided, leader;
     MPI_Comm node;
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) fatal("MPI does not start; try mpirun -np 2 hostname");
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) fatal("MPI does not start; try mpirun -np 2 hostname");
+    dist.main_only = provided < MPI_THREAD_SERIALIZED;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &node);

@@ -12,6 +12,7 @@
 #include "../shard.h"
 #include "attention.h"
 #include "linear.h"
+#include "overlap.h"
 #include "ops.h"
 
 #define LLAMA_STEP_LAG 0                // steps that llama_step_result may be behind llama_step_end
@@ -68,6 +69,7 @@ struct Llama {
     double loss_sum;                    // of the step so far, over tokens
     StepResult result;
     float loss_limit, norm_limit;          // llama_step_limits
+    Overlap overlap;                    // reduces gradients beside backward; without a thread in a single process
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -241,6 +243,7 @@ FN void device_name(char *name, size_t size, int threads) {
     if (f) fclose(f);
     snprintf(name, size, "%s, %d thread%s", model, threads, threads == 1 ? "" : "s");
 }
+FN void bucket_reduce(void *context, int bucket);
 FN Llama *llama_create(const LlamaOptions *o) {
     Llama *m = (Llama *)xcalloc(1, sizeof *m);
     model_shape(m, o);
@@ -254,9 +257,11 @@ FN Llama *llama_create(const LlamaOptions *o) {
     m->work.seed = o->seed;
     m->work.rank = o->rank;
     llama_step_limits(m, INFINITY, INFINITY);
+    if (llama_ranks(o) > 1 && !dist_main_only()) overlap_start(&m->overlap, llama_bucket_count(&o->config), bucket_reduce, m);
     return m;
 }
 FN void llama_free(Llama *m) {
+    overlap_stop(&m->overlap);
     for (int i = 0; i < BLOCK_COUNT; i++) free(m->blocks[i].base);
     llama_stats_end(m);
     free(m->stats);
@@ -407,27 +412,31 @@ FN void layer_backward(Llama *m, LlamaLayer *l, int64_t B, int64_t T) {
     rmsnorm_backward(m->d_stream, l->d_attn_norm, m->norm_parts, m->d_small, l->x_attn, l->attn_norm, l->rms_attn, M, d);
 }
 // A bucket's gradients are complete: they become the sum over ranks; with ZeRO-1 only in the part that this rank owns.
-FN void bucket_reduce(Llama *m, int bucket) {
-    if (llama_ranks(&m->options) == 1) return;
+FN void bucket_reduce(void *context, int bucket) {
+    Llama *m = (Llama *)context;
     const ParamBucket b = llama_bucket(&m->options.config, &m->table, bucket);
     const DistType type = m->options.reduce_bf16 ? DIST_BF16 : DIST_F32;
     if (m->options.zero) dist_reduce_scatter(m->grads + b.first, b.count, type);
     else dist_allreduce(m->grads + b.first, b.count, type);
 }
+FN void bucket_complete(Llama *m, int bucket) {
+    if (m->overlap.work) overlap_push(&m->overlap, bucket);
+    else if (llama_ranks(&m->options) > 1) bucket_reduce(m, bucket);
+}
 // From the gradient of the final norm's output, in m->d_small, to every parameter's. last: of the step, so that each bucket is reduced
-// when it is complete.
+// from when it is complete.
 FN void model_backward(Llama *m, const int32_t *tokens, int64_t B, int64_t T, int last) {
     const LlamaConfig *c = &m->options.config;
     const int64_t M = B * T, d = c->width;
     memset(m->d_stream, 0, (size_t)(M * d) * sizeof(float));
     rmsnorm_backward(m->d_stream, m->d_final_norm, m->norm_parts, m->d_small, m->x_final, m->final_norm, m->rms_final, M, d);
-    if (last) bucket_reduce(m, c->layers + 1);
+    if (last) bucket_complete(m, c->layers + 1);
     for (int l = c->layers - 1; l >= 0; l--) {
         layer_backward(m, &m->layers[l], B, T);
-        if (last) bucket_reduce(m, l + 1);
+        if (last) bucket_complete(m, l + 1);
     }
     embedding_backward(m->d_embed, m->d_stream, tokens, M, d);
-    if (last) bucket_reduce(m, 0);
+    if (last) bucket_complete(m, 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -508,6 +517,7 @@ FN void params_update(Llama *m, const AdamWScalars *k, float scale, const RngStr
 FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     const double tokens = (double)m->options.batch * m->options.config.seq * m->options.micro_batches * llama_ranks(&m->options);
     m->result.culprit = 0;
+    overlap_wait(&m->overlap);
     const double norm = sqrt(step_sums(m));
     m->result.loss = (float)(m->loss_sum / tokens);
     m->result.grad_norm = (float)norm;
