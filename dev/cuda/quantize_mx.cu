@@ -2,6 +2,7 @@
 // again, decoded, and a backward product turned back.
 //   nvcc -std=c++17 -O3 -arch=native -Xcompiler "-ffp-contract=off -fopenmp" dev/cuda/quantize_mx.cu -o quantize_mx && ./quantize_mx
 #include "ladder.cuh"
+#include "ladder_address.cuh"
 
 #include "../../llmc/cpu/quantize.h"
 #include "../../llmc/cuda/quantize_mx.cuh"
@@ -13,15 +14,6 @@ static OperandSpec quest_spec(int rotation, RotationSigns signs) {
 static OperandSpec sr_spec(int rotation) {
     const OperandSpec s = {ROUND_SR, FORMAT_MXFP4, BLOCK_1X32, rotation, FROM_ORIGINAL, SIGNS_RANDOM, SEARCH_FEW, 0};
     return s;
-}
-static EdenAddress an_address(int gemm, int operand) {
-    EdenAddress a;
-    a.seed = 0x123456789ABCDEFull; a.step = 77; a.layer = 3; a.linear = 2; a.gemm = gemm; a.operand = operand; a.rank = 5; a.micro = 2;
-    return a;
-}
-static QuantizeAddress cpu_address(EdenAddress a) {
-    QuantizeAddress q = {a.seed, (int64_t)a.step, a.layer, a.linear, a.gemm, a.operand, a.rank, (int)a.micro};
-    return q;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // 0 to 128 (dY, X, a saved tensor again), 16x16 blocks of W, a saved tensor decoded.
 //   nvcc -std=c++17 -O3 -arch=native -Xcompiler "-ffp-contract=off -fopenmp" dev/cuda/quantize_rivals.cu -o quantize_rivals && ./quantize_rivals
 #include "ladder.cuh"
+#include "ladder_address.cuh"
 
 #include "../../llmc/cpu/quantize.h"
 #include "../../llmc/cuda/quantize_nvfp4.cuh"
@@ -9,15 +10,6 @@
 static OperandSpec spec_of(Rounding rounding, int rotation) {
     const OperandSpec s = {rounding, FORMAT_NVFP4, BLOCK_1X16, rotation, FROM_ORIGINAL, SIGNS_RANDOM, SEARCH_FEW, 0};
     return s;
-}
-static EdenAddress an_address(int gemm, int operand) {
-    EdenAddress a;
-    a.seed = 0x123456789ABCDEFull; a.step = 77; a.layer = 3; a.linear = 2; a.gemm = gemm; a.operand = operand; a.rank = 5; a.micro = 2;
-    return a;
-}
-static QuantizeAddress cpu_address(EdenAddress a) {
-    QuantizeAddress q = {a.seed, (int64_t)a.step, a.layer, a.linear, a.gemm, a.operand, a.rank, (int)a.micro};
-    return q;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

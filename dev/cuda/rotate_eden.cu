@@ -1,6 +1,7 @@
 // dev/cuda/rotate_eden.cu: the ladder of rotation + MS-EDEN posthoc (dY both ways, saved X and W again).
 //   nvcc -std=c++17 -O3 -arch=native -Xcompiler "-ffp-contract=off -fopenmp" dev/cuda/rotate_eden.cu -o rotate_eden && ./rotate_eden
 #include "ladder.cuh"
+#include "ladder_address.cuh"
 
 #include "../../llmc/cpu/pack.h"
 #include "../../llmc/cuda/quantize.cuh"
@@ -104,13 +105,8 @@ static const Version VERSIONS[] = {
 // ---------------------------------------------------------------------------------------------------------------------
 // Checks
 
-static EdenAddress an_address(int gemm, int operand) {
-    EdenAddress a;
-    a.seed = 0x123456789ABCDEFull; a.step = 77; a.layer = 3; a.linear = 2; a.gemm = gemm; a.operand = operand; a.rank = 5; a.micro = 2;
-    return a;
-}
 static QuantizeRandom random_of(EdenAddress a) {
-    QuantizeAddress q = {a.seed, (int64_t)a.step, a.layer, a.linear, a.gemm, a.operand, a.rank, (int)a.micro};
+    const QuantizeAddress q = cpu_address(a);
     return quantize_random(&q, &EDEN);
 }
 static int same_or_both_nan(float a, float b) { return f32_bits(a) == f32_bits(b) || (isnan(a) && isnan(b)); }

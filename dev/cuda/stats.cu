@@ -1,21 +1,13 @@
 // dev/cuda/stats.cu: the ladder of --quant-stats: every operand that a recipe rounds, and gradients, against cpu/stats.h.
 //   nvcc -std=c++17 -O3 -arch=native -Xcompiler "-ffp-contract=off -fopenmp" dev/cuda/stats.cu -o stats && ./stats
 #include "ladder.cuh"
+#include "ladder_address.cuh"
 
 #include "../../llmc/cpu/stats.h"
 #include "../../llmc/cuda/stats.cuh"
 
 #define F64_UNIT 0x1p-53   // of a float64 operation
 
-static EdenAddress an_address(int gemm, int operand) {
-    EdenAddress a;
-    a.seed = 0x123456789ABCDEFull; a.step = 77; a.layer = 3; a.linear = 2; a.gemm = gemm; a.operand = operand; a.rank = 5; a.micro = 2;
-    return a;
-}
-static QuantizeAddress cpu_address(EdenAddress a) {
-    QuantizeAddress q = {a.seed, (int64_t)a.step, a.layer, a.linear, a.gemm, a.operand, a.rank, (int)a.micro};
-    return q;
-}
 static int near(double got, double want, double tolerance) {
     if (!(fabs(want) < INFINITY)) return !(fabs(got) < INFINITY);
     return fabs(got - want) <= tolerance;

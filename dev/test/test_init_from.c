@@ -3,28 +3,8 @@
 #include "dev/test/support.h"
 #include "dev/test/fake_backend.h"
 #include "llmc/init_from.h"
+#include "dev/test/small_model.h"
 
-static RunConfig config;
-static void make_config(const char *extra) {
-    char *argv[64], *text = xasprintf("--train-data t --steps 100 --batch 2 --lr 1e-3 --model %s %s", folder_path("model.json"), extra);
-    int n = 0;
-    put_text(folder_path("model.json"), "{\"layers\": 2, \"width\": 128, \"heads\": 2, \"kv_heads\": 1, \"ffn\": 256, \"vocab\": 128, \"seq\": 64}");
-    argv[n++] = (char *)"train";
-    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[n++] = word;
-    argv[n] = NULL;
-    config_parse(&config, n, argv);
-    free(text);
-}
-static Llama *make_model(int64_t seed) {
-    LlamaOptions o;
-    memset(&o, 0, sizeof o);
-    o.config = config.llama;
-    o.master_fp32 = (int)config.master_fp32;
-    o.seed = (uint64_t)seed;
-    Llama *m = llama_create(&o);
-    llama_init(m);
-    return m;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A writer of its own for the files: tensor names spelled out here, values a function of name and index.

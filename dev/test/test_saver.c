@@ -6,27 +6,12 @@
 #include "dev/test/fake_backend.h"
 #include "llmc/lock.h"
 #include "llmc/saver.h"
+#include "dev/test/small_model.h"
 
-static RunConfig config;
-static void make_config(const char *extra) {
-    char *argv[64], *text = xasprintf("--train-data t --steps 100 --batch 2 --lr 1e-3 --model %s %s", folder_path("model.json"), extra);
-    int n = 0;
-    put_text(folder_path("model.json"), "{\"layers\": 1, \"width\": 128, \"heads\": 2, \"ffn\": 128, \"vocab\": 128, \"seq\": 64}");
-    argv[n++] = (char *)"train";
-    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[n++] = word;
-    argv[n] = NULL;
-    config_parse(&config, n, argv);
-    free(text);
+static void make_saver_config(const char *extra) {
+    make_config_of("{\"layers\": 1, \"width\": 128, \"heads\": 2, \"ffn\": 128, \"vocab\": 128, \"seq\": 64}", extra);
 }
-static Llama *make_model(int64_t seed) {
-    LlamaOptions o;
-    memset(&o, 0, sizeof o);
-    o.config = config.llama;
-    o.seed = (uint64_t)seed;
-    Llama *m = llama_create(&o);
-    llama_init(m);
-    return m;
-}
+
 static CheckpointState state_of(int64_t step) {
     CheckpointState s;
     memset(&s, 0, sizeof s);
@@ -83,7 +68,7 @@ static void test_lock(void **state) {
 static void test_background_save(void **state) {
     (void)state;
     char *out = xstrdup(folder_path("background")), error[ERROR_TEXT];
-    make_config("--keep 3");
+    make_saver_config("--keep 3");
     Llama *m = make_model(1), *then = make_model(1);
     Saver s;
     saver_init(&s, out, 0);
@@ -127,7 +112,7 @@ static void save_where_nothing_fits(const void *out) {
 static void test_failed_save(void **state) {
     (void)state;
     char text[4096], *out = xstrdup(folder_path("failed"));
-    make_config("");
+    make_saver_config("");
     assert_int_equal(run_child(save_where_nothing_fits, out, text, sizeof text), 1);
     assert_memory_equal(text, "polled\n", 7);
     assert_one_line(text + 7, "model.safetensors: cannot write: File too large; no checkpoint was written for step 1");
@@ -149,7 +134,7 @@ static void test_keep_every(void **state) {
     (void)state;
     static const int after_12[] = {12, 11, 8, 4}, after_13[] = {13, 12, 8, 4};
     char *out = xstrdup(folder_path("every"));
-    make_config("--keep 2 --keep-every 4");
+    make_saver_config("--keep 2 --keep-every 4");
     Llama *m = make_model(1);
     for (int step = 1; step <= 13; step++) {
         CheckpointState s = state_of(step);
@@ -174,12 +159,12 @@ static void test_room(void **state) {
         {"--save-every 10 --keep 1 --keep-every 20", 60, 4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        make_config(cases[i].options);
+        make_saver_config(cases[i].options);
         if (checkpoint_most(&config, cases[i].first) != cases[i].most)
             fail_msg("%s after step %d: %d", cases[i].options, (int)cases[i].first, (int)checkpoint_most(&config, cases[i].first));
     }
     // Against the file system: a model of 2^50 parameters fits nowhere; this one does; a folder that is not there is its parent.
-    make_config("--save-every 10");
+    make_saver_config("--save-every 10");
     ParamTable t = llama_param_table(&config.llama);
     assert_int_equal(checkpoint_bytes(&t, &config), 10 * llama_param_count(&t));
     checkpoint_check_space(folder_path("not/yet/there"), &config, &t, 0);
@@ -194,7 +179,7 @@ static void check_space_of_giant(const void *out) {
 static void test_no_room(void **state) {
     (void)state;
     char text[4096];
-    make_config("--save-every 10");
+    make_saver_config("--save-every 10");
     assert_int_equal(run_child(check_space_of_giant, folder_path("not/yet/there"), text, sizeof text), 1);
     assert_one_line(text, "the run will write up to 3 checkpoints of 10737418");
     assert_one_line(text, "MiB free; free some space, lower --keep");
@@ -204,7 +189,7 @@ static void test_tidy(void **state) {
     (void)state;
     static const int left[] = {5, 3, 2, 1};
     char *out = xstrdup(folder_path("tidy"));
-    make_config("--keep 9");
+    make_saver_config("--keep 9");
     Llama *m = make_model(1);
     for (int step = 1; step <= 5; step++) {
         CheckpointState s = state_of(step);
