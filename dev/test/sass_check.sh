@@ -81,9 +81,9 @@ for arch in sm_100a sm_120a; do
     compile quantizers $arch || { bad "the quantizers do not compile for $arch"; continue; }
     # A thread of the forward has a block: 16 values, two to an instruction, and its scale. One of MS-EDEN's packed kernels has 32 values of a run; its
     # scales are rounded stochastically, which is software's on every target (convert.cuh says why).
-    expect quantizers $arch 'forward_kernelILb[01]ELb1E' $E2M1 8 'forward_kernel, packed'
-    expect quantizers $arch 'forward_kernelILb[01]ELb1E' $E4M3 1 'forward_kernel, packed'
-    expect quantizers $arch 'eden_kernel.*Lb1ELb[01]E' $E2M1 16 'eden_kernel, packed'
+    expect quantizers $arch 'forward_kernelIL11ForwardMode[01]ELb1E' $E2M1 8 'forward_kernel, packed'
+    expect quantizers $arch 'forward_kernelIL11ForwardMode[01]ELb1E' $E4M3 1 'forward_kernel, packed'
+    expect quantizers $arch 'eden_kernel.*EdenForm1E' $E2M1 16 'eden_kernel, packed'
 done
 
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -I. -isystem "$(dirname "$nvcc")/../include" \
