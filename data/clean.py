@@ -54,8 +54,8 @@ def squeeze(text):
 # ----------------------------------------------------------------------------------------------------------------------
 # HTML, and XML of documentation (Mallard pages, DocBook)
 
-COMMENT = re.compile(r"<!--.*?(?:-->|\Z)|<!\[CDATA\[|\]\]>|<[!?][^>]*>", re.S)
-TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)([^>]*)>")
+COMMENT = re.compile(r"<!--.*?(?:-->|\Z)|<(script|style)\b.*?</\1\s*>|<!\[CDATA\[|\]\]>|<[!?][^>]*>", re.S | re.I)
+TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)([^<>]*)>")
 DROPPED = frozenset("script style pre head nav header footer noscript svg math aside form select button textarea title-info screen programlisting synopsis "
                     "info revision cmdsynopsis code-block".split())
 BLOCKS = frozenset("p div li dt dd td th tr table ul ol dl blockquote section article body html caption figure center hr main h1 h2 h3 h4 h5 h6 title "
@@ -161,7 +161,7 @@ def pod_paragraphs(text):
         elif block[:1] in ("=", " ", "\t"):
             continue
         for _ in range(3):                               # they nest
-            block = re.sub(r"\b[A-Z](?:<<+ ([^<>]*?) >>+|<([^<>]*)>)", lambda m: m[1] or m[2] or "", block)
+            block = re.sub(r"\b[A-Z](?:<<+ (.*?) >>+|<([^<>]*)>)", lambda m: m[1] or m[2] or "", block)
         blocks.append(block)
     return text_paragraphs("\n\n".join(blocks))
 
@@ -192,7 +192,7 @@ def dictionary_documents(text):
 def code_documents(text):
     """Source as it is. A chunk between blank lines is its paragraph; white space is kept."""
     if not CONTROL.search(text.replace("\x0c", "")):
-        yield [p.strip("\n") for p in re.split(r"\n[ \t]*\n", text.replace("\x0c", "")) if p.strip()]
+        yield [p.strip("\n") for p in re.split(r"\n(?:[ \t]*\n)+", text.replace("\x0c", "")) if p.strip()]
 
 
 CLEANERS = {

@@ -3,10 +3,10 @@
 # 1.2e-3, 10 % warm-up, cosine to a tenth, a BPE vocabulary of 32 000, the same data in the same order for all recipes of a seed.
 #
 #   scripts/run_30M_gap.sh [--corpus english|code|mixture] [--tokens N] [--recipes A,B,...] [--seeds 1,...] [--repeats A,B,...] [--repeat-seeds 2,...]
-#                          [--out FOLDER] [--logs FOLDER] [--program PROGRAM] [--minutes N] [--dry-run] [option of the trainer]...
+#                          [--data FOLDER] [--out FOLDER] [--logs FOLDER] [--program PROGRAM] [--minutes N] [--dry-run] [option of the trainer]...
 #
 # Every recipe (bf16 first) runs from seed 1, and --repeats (bf16, quartet2, quartet2-search, nvidia) from seeds 2 and 3, on which a spread can be stated;
-# '--repeats none' leaves them out. Data: python3 data/gap.py CORPUS (english).
+# '--repeats none' leaves them out. Data: python3 data/gap.py CORPUS (english), which writes data/gap-CORPUS.
 #
 # Spread over sittings: give the same command again, with --minutes for the length of the sitting. A finished run leaves log.jsonl.gz and command.txt in
 # LOGS (dev/bench/gap/CORPUS-TOKENS): all that a later sitting needs on another machine. A run that was cut off leaves its folder in OUT
@@ -20,13 +20,13 @@
 # The 13 recipes: 50 minutes, the 8 repeats: 29. --tokens 750M takes 3 times that. Memory 9 to 11 GiB; a log is some 0.2 MB, a checkpoint 0.5 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-usage() { echo "usage: scripts/run_30M_gap.sh [--corpus C] [--tokens N] [--recipes A,...] [--seeds 1,...] [--repeats A,...|none] [--repeat-seeds 2,...] [--out FOLDER] [--logs FOLDER] [--program PROGRAM] [--minutes N] [--dry-run] [option of the trainer]...${1:+: $1}" >&2; exit 2; }
-corpus=english; tokens=250M; seeds=1; repeat_seeds=2,3; out=; logs=; program=; minutes=; dry=; rest=()
+usage() { echo "usage: scripts/run_30M_gap.sh [--corpus C] [--tokens N] [--recipes A,...] [--seeds 1,...] [--repeats A,...|none] [--repeat-seeds 2,...] [--data FOLDER] [--out FOLDER] [--logs FOLDER] [--program PROGRAM] [--minutes N] [--dry-run] [option of the trainer]...${1:+: $1}" >&2; exit 2; }
+corpus=english; tokens=250M; seeds=1; repeat_seeds=2,3; data=; out=; logs=; program=; minutes=; dry=; rest=()
 recipes=bf16,fp8,quartet2,quartet2-no46,quartet2-fwd,quartet2-bwd,quartet2-search,quartet2-search-true,nvidia,nvidia-46,tetrajet2,quartet,fp4-dge-occ
 repeats=bf16,quartet2,quartet2-search,nvidia
 while [ $# -gt 0 ]; do
     case $1 in
-        --corpus|--tokens|--recipes|--seeds|--repeats|--repeat-seeds|--out|--logs|--program|--minutes)
+        --corpus|--tokens|--recipes|--seeds|--repeats|--repeat-seeds|--data|--out|--logs|--program|--minutes)
             [ $# -gt 1 ] && [ -n "$2" ] || usage "$1 needs a value"
             name=${1#--}; printf -v "${name//-/_}" %s "$2"; shift 2 ;;
         --dry-run) dry=1; shift ;;
@@ -36,15 +36,15 @@ while [ $# -gt 0 ]; do
     esac
 done
 case $corpus in english|code|mixture) ;; *) usage "--corpus $corpus: there are english, code and mixture" ;; esac
-[[ -z $minutes || $minutes =~ ^[1-9][0-9]*$ ]] || usage "--minutes $minutes: is not a whole number above 0"
-data=data/gap-$corpus
+[[ -z $minutes || $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "--minutes $minutes: is not a number"
+data=${data:-data/gap-$corpus}
 out=${out:-runs/gap/$corpus-$tokens}; logs=${logs:-dev/bench/gap/$corpus-$tokens}
 if [ -z "$dry" ]; then
     for f in train_000000.bin val_000000.bin meta.json; do
         [ -f "$data/$f" ] || { echo "error: $data/$f is missing; build the corpus with: python3 data/gap.py $corpus" >&2; exit 1; }
     done
 fi
-deadline=$((SECONDS + ${minutes:-1000000} * 60))
+deadline=$((SECONDS + $(awk -v m="${minutes:-1000000}" 'BEGIN { printf "%d", 60 * m }')))
 
 # one SEED RECIPE : a run by compare.sh; its small files come from LOGS first and go there when it is finished.
 one() {
@@ -58,9 +58,8 @@ one() {
         cp "$kept/command.txt" "$folder/command.txt"
         gunzip -c "$kept/log.jsonl.gz" >"$folder/log.jsonl"
     fi
-    if ! [ -f "$kept/log.jsonl.gz" ] && [ "$left" -le 0 ]; then echo "the sitting is over; the same command goes on with $folder"; exit 0; fi
-    # At the end of the sitting the trainer is asked to save and end; the checkpoint and the log may take it a minute.
-    [ "$left" -gt 0 ] || left=1000000
+    if [ "$left" -le 0 ] && ! [ -f "$kept/log.jsonl.gz" ]; then echo "the sitting is over; the same command goes on with $folder"; exit 0; fi
+    [ "$left" -gt 0 ] || left=60                         # a finished run is only looked at
     python3 - "$left" "$folder/log.jsonl" "${command[@]}" <<'PY' || status=$?
 import json, os, signal, subprocess, sys, time
 # A process group of its own: the signal is for the trainer, which saves. The shell that started it ends sooner, so wait for the whole group.
