@@ -3,7 +3,6 @@
 
     data/gap.py english                natural English: documentation, RFCs and dictionaries, into data/gap-english
     data/gap.py code                   C: the Linux kernel, into data/gap-code
-    data/gap.py mixture                both, into data/gap-mixture
     data/gap.py english --check        compares what is there with data/gap_checksums.txt; builds nothing
 
 Needs Python's package tokenizers, in the version that data/gap_manifest.tsv states, and apt-get, or the packages themselves in the folder --debs.
@@ -31,11 +30,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MANIFEST = os.path.join(HERE, "gap_manifest.tsv")
 CHECKSUMS = os.path.join(HERE, "gap_checksums.txt")
 COLUMNS = ["corpus", "package", "version", "arch", "size", "sha256", "cleaner", "files"]
-CORPORA = {"english": ("english",), "code": ("code",), "mixture": ("english", "code")}
+CORPORA = ("english", "code")
 # Between documents; no cleaner lets it through.
 SEPARATOR = "\x1e"
-VOCABULARY, VAL_TOKENS, VAL_SHARE = 32000, 4_200_000, {"english": 0.06, "code": 0.04, "mixture": 0.03}
-LONGEST_REPEAT = {"english": clean.MIN_REPEAT, "code": 120}    # letters; code repeats short chunks by nature
+VOCABULARY, VAL_TOKENS, VAL_SHARE = 32000, 4_200_000, {"english": 0.06, "code": 0.06}
+LEAST_REPEAT = {"english": clean.MIN_REPEAT, "code": 120}    # letters; code repeats short chunks by nature
 
 
 def read_manifest(path=MANIFEST):
@@ -56,7 +55,7 @@ def read_manifest(path=MANIFEST):
             continue
         row = dict(zip(COLUMNS, line.split("\t")))
         wrong = ("the number of columns" if line.count("\t") != len(COLUMNS) - 1 else
-                 "corpus" if row["corpus"] not in ("english", "code") else
+                 "corpus" if row["corpus"] not in CORPORA else
                  "package" if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", row["package"]) else
                  "version" if not re.fullmatch(r"[0-9A-Za-z.+~:-]+", row["version"]) else
                  "arch" if row["arch"] not in ("all", "amd64") else
@@ -197,7 +196,7 @@ def clean_package(job):
 
 def gather(rows, folder, workers, report):
     """-> the cleaned documents of all rows, each once. report(row, documents, bytes) as they come."""
-    repeats = {corpus: clean.Deduplicator(least) for corpus, least in LONGEST_REPEAT.items()}
+    repeats = {corpus: clean.Deduplicator(least) for corpus, least in LEAST_REPEAT.items()}
     jobs = [(os.path.join(folder, deb_name(r)), r["cleaner"], r["files"]) for r in rows]
     progress, done, documents = Progress("cleaning", sum(int(r["size"]) for r in rows)), 0, []
     with concurrent.futures.ProcessPoolExecutor(workers) as pool:
@@ -289,7 +288,7 @@ def build(args, settings, rows, out):
 
 def main():
     p = prepare.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("corpus", choices=sorted(CORPORA))
+    p.add_argument("corpus", choices=CORPORA)
     p.add_argument("--out", metavar="DIR", help="output folder (default: data/gap-CORPUS)")
     p.add_argument("--debs", metavar="DIR", default=os.path.join(HERE, "gap-debs"), help="the packages, fetched or put there by hand (default: data/gap-debs)")
     p.add_argument("--workers", type=prepare.count(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N", help="processes (default: one a core)")
@@ -303,7 +302,7 @@ def main():
             check(args.corpus, out)
         else:
             settings, rows = read_manifest()
-            build(args, settings, [r for r in rows if r["corpus"] in CORPORA[args.corpus]], out)
+            build(args, settings, [r for r in rows if r["corpus"] == args.corpus], out)
     except Failure as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

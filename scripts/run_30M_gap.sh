@@ -2,7 +2,7 @@
 # How far is each recipe from BF16? The comparison of Quartet II's paper at its smallest model: 30M, T = 512, 262 144 tokens a step, peak learning rate
 # 1.2e-3, 10 % warm-up, cosine to a tenth, a BPE vocabulary of 32 000, the same data in the same order for all recipes of a seed.
 #
-#   scripts/run_30M_gap.sh [--corpus english|code|mixture] [--tokens N] [--recipes A,B,...] [--seeds 1,...] [--repeats A,B,...] [--repeat-seeds 2,...]
+#   scripts/run_30M_gap.sh [--corpus english|code] [--tokens N] [--recipes A,B,...] [--seeds 1,...] [--repeats A,B,...] [--repeat-seeds 2,...]
 #                          [--data FOLDER] [--out FOLDER] [--logs FOLDER] [--program PROGRAM] [--minutes N] [--dry-run] [option of the trainer]...
 #
 # Every recipe (bf16 first) runs from seed 1, and --repeats (bf16, quartet2, quartet2-search, nvidia) from seeds 2 and 3, on which a spread can be stated;
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
         *) rest+=("$1"); shift ;;
     esac
 done
-case $corpus in english|code|mixture) ;; *) usage "--corpus $corpus: there are english, code and mixture" ;; esac
+case $corpus in english|code) ;; *) usage "--corpus $corpus: there are english and code" ;; esac
 [[ -z $minutes || $minutes =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "--minutes $minutes: is not a number"
 data=${data:-data/gap-$corpus}
 out=${out:-runs/gap/$corpus-$tokens}; logs=${logs:-dev/bench/gap/$corpus-$tokens}
