@@ -17,7 +17,7 @@
 #   71.4 M parameters, 0.25 B tokens (3.5 a parameter), 0.318 GFLOP a token: 7.94e+16 FLOPs a run
 # Minutes a run on one H200, from the speeds of dev/bench/h200.md and, for what was not measured at this vocabulary, README.md's table plus the head's time:
 # 2.8 bf16, 2.7 fp8, 3.5 quartet2 and -no46, 2.9 -fwd, 3.4 -bwd, 3.8 search, nvidia and tetrajet2, 4.4 quartet and fp4-dge-occ; start and evaluations 0.3.
-# The 13 recipes: 50 minutes, the 8 repeats: 29. --tokens 750M takes 3 times that. Memory 9 to 11 GiB; a log is some 0.2 MB, a checkpoint 0.5 GB.
+# The 13 recipes: 50 minutes, the 8 repeats: 29. --tokens 750M takes 3 times that. Memory 9 to 11 GiB; a log is some 0.2 MB, a checkpoint 0.7 GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 usage() { echo "usage: scripts/run_30M_gap.sh [--corpus C] [--tokens N] [--recipes A,...] [--seeds 1,...] [--repeats A,...|none] [--repeat-seeds 2,...] [--data FOLDER] [--out FOLDER] [--logs FOLDER] [--program PROGRAM] [--minutes N] [--dry-run] [option of the trainer]...${1:+: $1}" >&2; exit 2; }
