@@ -9,6 +9,7 @@
 // 1..2), and for float32 sqrt(512) 2^-24, a sum of 512 terms, the longest here. SAFETY 4: results are single draws of a
 // nearly normal error whose standard deviation is itself known to a third.
 #ifdef __CUDACC__
+#define GEMM_CANDIDATES 2              // algorithms to choose from: compute-sanitizer takes seconds for each of cuBLASLt's kernels
 #include "llmc/cuda/backend.cuh"
 #define FP32_ROUNDING BF16_ROUNDING    // the GPU stores tensors in BF16 whatever the recipe
 #else

@@ -2,7 +2,7 @@
 //
 // A ladder is a standalone program: it checks every version of one kernel family against the CPU's functions, then times them.
 //   --quick   checks only
-//   --small   checks only, on the smallest shapes that reach every path: for tools under which a program runs a hundred times slower
+//   --small   checks only, on the smallest shapes and kinds of data that reach every path: for tools under which a program runs a hundred times slower
 //   --large   also a check beyond 2^31 elements (needs about 20 GB of GPU memory)
 // Last line: "N passed, N failed"; exit status 1 if any failed.
 #ifndef LADDER_CUH
@@ -98,6 +98,13 @@ FN void fill_gauss(bf16 *x, int64_t count, uint64_t seed) {
 enum DataKind { DATA_GAUSS, DATA_CONSTANT, DATA_ZERO, DATA_OUTLIER, DATA_SUBNORMAL, DATA_ROW_SCALES, DATA_COLUMN_SCALES, DATA_HUGE, DATA_SPARSE, DATA_NAN, DATA_INF, DATA_KINDS };
 static const char *const DATA_NAMES[] = {"gauss", "constant", "zero", "outlier 3e4", "subnormal", "row scales 2^-60..2^20",
                                          "column scales 2^-60..2^20", "huge 1e35", "sparse", "NaN", "infinity"};
+// What a ladder goes through: everything, or with --small what takes the kernels' different ways: scales of all sizes, subnormal ones, none.
+FN std::vector<DataKind> ladder_kinds(const Ladder *l) {
+    if (l->small) return {DATA_GAUSS, DATA_SUBNORMAL, DATA_NAN};
+    std::vector<DataKind> kinds;
+    for (int kind = 0; kind < DATA_KINDS; kind++) kinds.push_back((DataKind)kind);
+    return kinds;
+}
 FN std::vector<uint16_t> make_data(DataKind kind, int64_t rows, int64_t cols, uint64_t seed) {
     std::vector<uint16_t> x((size_t)(rows * cols));
     for (int64_t r = 0; r < rows; r++) for (int64_t c = 0; c < cols; c++) {

@@ -163,7 +163,7 @@ static void check_fp8_all(Ladder *l) {
     const int count = l->small ? 3 : 5;
     for (int format = FORMAT_E4M3; format <= FORMAT_E5M2; format++) {
         for (int s = 0; s < count; s++)
-            for (int kind = 0; kind < DATA_KINDS; kind++) check_fp8(l, (DataKind)kind, (Format)format, shapes[s][0], shapes[s][1]);
+            for (DataKind kind : ladder_kinds(l)) check_fp8(l, kind, (Format)format, shapes[s][0], shapes[s][1]);
         check_fp8_nan(l, (Format)format);
     }
 }
@@ -188,7 +188,7 @@ static void check_clamps(Ladder *l) {
     const int percents[] = {0, 1, 50};
     for (int c = 0; c < (l->small ? 5 : 6); c++)
         for (int percent : percents)
-            for (int kind = 0; kind < DATA_KINDS; kind++) check_clamp(l, (DataKind)kind, counts[c], percent);
+            for (DataKind kind : ladder_kinds(l)) check_clamp(l, kind, counts[c], percent);
 }
 
 static float row_factor_want(const float *x, int64_t cols, ClampLimits c) {
@@ -209,7 +209,7 @@ static void check_rows(Ladder *l, DataKind kind, int64_t rows, int64_t cols, int
     DeviceArray<uint16_t> values(n), residual(n);
     DeviceArray<float> limits(2), factors(rows);
     DeviceArray<char> work(clamp_workspace_bytes());
-    poison(values.p, n); poison(residual.p, n); poison(factors.p, rows);
+    poison(values.p, n); poison(residual.p, n); poison(factors.p, rows); poison(limits.p, 2);
     if (percent) clamp_limits_launch(0, (const bf16 *)x.p, n, percent, limits, work.p);
     rows_quantize_launch(0, (const bf16 *)x.p, rows, cols, percent ? limits.p : NULL, (bf16 *)values.p, factors, percent ? (bf16 *)residual.p : NULL);
     const std::vector<float> got = factors.host(rows), bounds = limits.host(2);
@@ -246,12 +246,12 @@ static void check_from_rows(Ladder *l, DataKind kind, Format format, int64_t row
 static void check_rows_all(Ladder *l) {
     const int64_t shapes[][2] = {{1, 16}, {3, 136}, {48, 1040}, {17, 2048}, {16, 5632}};
     for (int s = 0; s < (l->small ? 3 : 5); s++)
-        for (int kind = 0; kind < DATA_KINDS; kind++) {
+        for (DataKind kind : ladder_kinds(l)) {
             const int64_t rows = shapes[s][0], cols = shapes[s][1];
-            check_rows(l, (DataKind)kind, rows, cols, 0);
-            check_rows(l, (DataKind)kind, rows, cols, 1);
+            check_rows(l, kind, rows, cols, 0);
+            check_rows(l, kind, rows, cols, 1);
             if (rows % 16 == 0)
-                for (int format = FORMAT_E4M3; format <= FORMAT_E5M2; format++) check_from_rows(l, (DataKind)kind, (Format)format, rows, cols);
+                for (int format = FORMAT_E4M3; format <= FORMAT_E5M2; format++) check_from_rows(l, kind, (Format)format, rows, cols);
         }
 }
 
@@ -312,8 +312,8 @@ static void check_dge(Ladder *l, DataKind kind, int64_t rows, int64_t cols) {
 static void check_products(Ladder *l) {
     check_product_scale(l, 3, 136);
     if (!l->small) check_product_scale(l, 300, 2048);
-    for (int kind = 0; kind < DATA_KINDS; kind++)
-        if (is_finite_kind(kind)) { check_dge(l, (DataKind)kind, 3, 136); check_dge(l, (DataKind)kind, 16, 1040); }
+    for (DataKind kind : ladder_kinds(l))
+        if (is_finite_kind(kind)) { check_dge(l, kind, 3, 136); check_dge(l, kind, 16, 1040); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

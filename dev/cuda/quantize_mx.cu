@@ -333,8 +333,8 @@ int main(int argc, char **argv) {
         if (l.small && s[1] > 128) continue;
         for (const OperandSpec &spec : quests) {
             if (spec.rotation && s[1] % spec.rotation) continue;
-            for (int kind = 0; kind < DATA_KINDS; kind++)
-                for (int naive = 0; naive < 2; naive++) check_quest(&l, naive, &spec, (DataKind)kind, s[0], s[1]);
+            for (DataKind kind : ladder_kinds(&l))
+                for (int naive = 0; naive < 2; naive++) check_quest(&l, naive, &spec, kind, s[0], s[1]);
             for (int masked = 0; masked < 2; masked++) check_turn_back(&l, &spec, masked, s[0], s[1]);
         }
         for (int masked = 0; masked < 2; masked++) check_turn_back(&l, NULL, masked, s[0], s[1]);
@@ -342,12 +342,12 @@ int main(int argc, char **argv) {
     static const int64_t tiles[][2] = {{32, 32}, {160, 96}, {128, 128}, {256, 640}, {384, 1024}, {416, 1056}};
     for (const int64_t *s : tiles) {
         if (l.small && s[0] * s[1] > 128 * 128) continue;
-        for (const OperandSpec &spec : srs) for (int kind = 0; kind < DATA_KINDS; kind++) {
+        for (const OperandSpec &spec : srs) for (DataKind kind : ladder_kinds(&l)) {
             const int d = spec.rotation ? spec.rotation : 1, along_n = s[1] % d == 0, along_m = s[0] % d == 0;
-            if (along_n) check_sr(&l, false, &spec, (DataKind)kind, s[0], s[1], 1);
-            if (along_m) check_sr(&l, false, &spec, (DataKind)kind, s[0], s[1], 2);
-            if (along_m) check_requantize(&l, &spec, (DataKind)kind, s[0], s[1]);
-            for (int naive = 0; along_n && along_m && naive < 2; naive++) check_sr(&l, naive, &spec, (DataKind)kind, s[0], s[1], 3);
+            if (along_n) check_sr(&l, false, &spec, kind, s[0], s[1], 1);
+            if (along_m) check_sr(&l, false, &spec, kind, s[0], s[1], 2);
+            if (along_m) check_requantize(&l, &spec, kind, s[0], s[1]);
+            for (int naive = 0; along_n && along_m && naive < 2; naive++) check_sr(&l, naive, &spec, kind, s[0], s[1], 3);
         }
     }
     if (l.large) check_large(&l);

@@ -125,7 +125,7 @@ static void check_pair(Ladder *l, const Pair &p, DataKind kind, int64_t M, int64
     const std::vector<float> x = as_floats(bits);
     DeviceArray<uint16_t> dx(bits);
     DeviceArray<uint8_t> workspace(nvfp4_workspace_bytes(M, N));
-    DeviceArray<float> amax(1), factor(2);
+    DeviceArray<float> amax(1), factor(std::vector<float>(2, NAN));
     amax_launch(0, (const bf16 *)dx.p, n, amax);
     const OperandSpec specs[2] = {spec_of(p.round_n, p.rotation_n), spec_of(p.round_m, p.rotation_m)};
     const EdenAddress at[2] = {an_address(GEMM_DGRAD, OPERAND_A), an_address(GEMM_WGRAD, OPERAND_A)};
@@ -391,15 +391,17 @@ int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
     if (!l.small) check_formulations(&l);
     static const int64_t tiled[][2] = {{128, 128}, {256, 384}, {384, 256}, {1024, 640}};
-    for (const int64_t *s : tiled) for (int kind = 0; kind < DATA_KINDS && !(l.small && s[0] > 256); kind++) {
-        for (const Pair &p : PAIRS) check_pair(&l, p, (DataKind)kind, s[0], s[1]);
-        check_saved(&l, (DataKind)kind, s[0], s[1]);
+    for (const int64_t *s : tiled) for (DataKind kind : ladder_kinds(&l)) {
+        if (l.small && s[0] > 256) continue;
+        for (const Pair &p : PAIRS) check_pair(&l, p, kind, s[0], s[1]);
+        check_saved(&l, kind, s[0], s[1]);
     }
     static const int64_t odd[][2] = {{1, 16}, {3, 48}, {127, 640}, {128, 128}, {257, 1024}, {130, 80}};
-    for (const int64_t *s : odd) for (int kind = 0; kind < DATA_KINDS && !(l.small && s[1] > 128); kind++) {
-        check_square(&l, ROUND_RTN, (DataKind)kind, s[0], s[1]);
-        check_square(&l, ROUND_FOUR_SIX, (DataKind)kind, s[0], s[1]);
-        check_saved(&l, (DataKind)kind, s[0], s[1]);
+    for (const int64_t *s : odd) for (DataKind kind : ladder_kinds(&l)) {
+        if (l.small && s[1] > 128) continue;
+        check_square(&l, ROUND_RTN, kind, s[0], s[1]);
+        check_square(&l, ROUND_FOUR_SIX, kind, s[0], s[1]);
+        check_saved(&l, kind, s[0], s[1]);
     }
     if (l.large) check_large(&l);
     if (!l.quick) {

@@ -350,9 +350,10 @@ int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
     if (!l.small) check_formulations(&l);
     static const int64_t shapes[][2] = {{128, 128}, {256, 384}, {384, 256}, {1024, 640}};
-    for (const int64_t *s : shapes) for (int kind = 0; kind < DATA_KINDS && !(l.small && s[0] > 256); kind++) {
-        check_both(&l, (DataKind)kind, s[0], s[1]);
-        check_requant(&l, (DataKind)kind, s[0], s[1]);
+    for (const int64_t *s : shapes) for (DataKind kind : ladder_kinds(&l)) {
+        if (l.small && s[0] > 256) continue;
+        check_both(&l, kind, s[0], s[1]);
+        check_requant(&l, kind, s[0], s[1]);
     }
     if (l.large) check_large(&l);
     if (!l.quick) {

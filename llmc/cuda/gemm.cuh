@@ -19,7 +19,9 @@
 #include "common.cuh"
 
 #define GEMM_WORKSPACE_BYTES ((size_t)64 << 20)
+#ifndef GEMM_CANDIDATES
 #define GEMM_CANDIDATES 16
+#endif
 #define GEMM_MAX_PLANS 64
 #define GEMM_TIMED_RUNS 4
 

@@ -81,7 +81,8 @@ __device__ __forceinline__ void block_codes(const float x[16], float e, uint32_t
     q[0] = convert_e2m1x8_numbers(v);
     q[1] = convert_e2m1x8_numbers(v + 8);
 }
-// By the block functions of quantize.h: for the rare block whose scale is so small that values lie beyond 7 and must saturate.
+// By the block functions of quantize.h: for the rare block whose scale is so small that values lie beyond 7 and must saturate. A search has such
+// candidates besides its first only where E4M3 scales are subnormal.
 template <ForwardMode MODE, bool CODES>
 __device__ __noinline__ ForwardBlock block_saturating(uint4 w0, uint4 w1, float amax, TensorScale ts) {
     const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
@@ -90,7 +91,8 @@ __device__ __noinline__ ForwardBlock block_saturating(uint4 w0, uint4 w1, float 
     float most[1] = {amax};
 #pragma unroll
     for (int i = 0; i < 16; i++) in[i][0] = bf16_decode((uint16_t)(words[i / 2] >> (i % 2 * 16)));
-    if (MODE == MODE_FOUR_SIX) four_six_block(in, most, ts, out, &b.sb);
+    if (MODE >= MODE_SEARCH) search_block(in, most, ts, 0, MODE == MODE_SEARCH_TRUE, out, &b.sb);
+    else if (MODE == MODE_FOUR_SIX) four_six_block(in, most, ts, out, &b.sb);
     else nvfp4_rtn_block(in, most, ts, out, &b.sb);
 #pragma unroll
     for (int i = 0; i < 8; i++) b.q[i] = pack_bf16x2(out[2 * i][0], out[2 * i + 1][0]);
@@ -127,21 +129,6 @@ __device__ __forceinline__ float words_amax(const uint32_t w[8]) {
     memcpy(&most, &a[0], 4);
     return fmaxf(f32_from_bits(most << 16), f32_from_bits(most & 0xFFFF0000u));
 }
-// search_block() of magnitudes, which have the same errors. A scale so small that values lie beyond 7 can only be the first candidate's, but for
-// the rarest blocks, whose E4M3 scales are subnormal: those go by the block function itself.
-template <bool TRUE_MAGNITUDE>
-__device__ __noinline__ ForwardBlock block_search_small(uint4 w0, uint4 w1, float amax, TensorScale ts) {
-    const uint32_t words[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
-    LaneBlock in, out;
-    ForwardBlock b;
-    float most[1] = {amax};
-#pragma unroll
-    for (int i = 0; i < 16; i++) in[i][0] = bf16_decode((uint16_t)(words[i / 2] >> (i % 2 * 16)));
-    search_block(in, most, ts, 0, TRUE_MAGNITUDE, out, &b.sb);
-#pragma unroll
-    for (int i = 0; i < 8; i++) b.q[i] = pack_bf16x2(out[2 * i][0], out[2 * i + 1][0]);
-    return b;
-}
 // The second half of search_block(): the scale times S. x and q are magnitudes, q packed.
 __device__ __forceinline__ uint32_t block_true_scale(const float x[16], const uint32_t q[8], uint32_t sb, float d) {
     float xx[2] = {0.0f, 0.0f}, xq[2] = {0.0f, 0.0f};
@@ -154,12 +141,13 @@ __device__ __forceinline__ uint32_t block_true_scale(const float x[16], const ui
     const float N = f32_add(xx[0], xx[1]), D = f32_add(xq[0], xq[1]), S = D > 0.0f ? f32_div(N, D) : 1.0f;
     return sb ? u32_max(e4m3_encode(f32_mul(e4m3_decode(sb), S)), 1u) : 0u;
 }
-template <bool TRUE_MAGNITUDE>
+// search_block() of magnitudes, which have the same errors.
+template <ForwardMode MODE>
 __device__ __forceinline__ ForwardBlock block_search(uint4 w0, uint4 w1, const float x[16], float amax, TensorScale ts) {
     ForwardBlock b;
     float least = 0.0f, best_d = 0.0f;
     const uint32_t first = search_first(amax, ts, 0);
-    if (first > 0u && first < 16u) return block_search_small<TRUE_MAGNITUDE>(w0, w1, amax, ts);
+    if (first > 0u && first < 16u) return block_saturating<MODE, false>(w0, w1, amax, ts);
     b.sb = 0u;
 #pragma unroll
     for (int k = 0; k < SEARCH_FEW_COUNT; k++) {
@@ -181,7 +169,7 @@ __device__ __forceinline__ ForwardBlock block_search(uint4 w0, uint4 w1, const f
 #pragma unroll
         for (int i = 0; i < 8; i++) { const uint32_t two = pack_bf16x2(r[2 * i], r[2 * i + 1]); b.q[i] = better ? two : b.q[i]; }
     }
-    if (TRUE_MAGNITUDE) b.sb = block_true_scale(x, b.q, b.sb, best_d);
+    if (MODE == MODE_SEARCH_TRUE) b.sb = block_true_scale(x, b.q, b.sb, best_d);
     return b;
 }
 template <ForwardMode MODE, bool CODES>
@@ -192,7 +180,7 @@ __device__ __forceinline__ ForwardBlock block_forward(uint4 w0, uint4 w1, Tensor
 #pragma unroll
     for (int i = 0; i < 8; i++) { x[2 * i] = f32_from_bits(words[i] << 16); x[2 * i + 1] = f32_from_bits(words[i] & 0xFFFF0000u); }
     const float amax = words_amax(words);
-    if (MODE >= MODE_SEARCH) return block_search<MODE == MODE_SEARCH_TRUE>(w0, w1, x, amax, ts);
+    if (MODE >= MODE_SEARCH) return block_search<MODE>(w0, w1, x, amax, ts);
     const float t = f32_mul(amax, ts.inv);
     const ForwardScale six = forward_scale(t, ts.st);
     // The second candidate's scale is no smaller. Fails for NaN too.
