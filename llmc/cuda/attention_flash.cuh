@@ -405,7 +405,7 @@ FN int64_t flash_workspace_bytes(const AttentionShape *s) { return (int64_t)s->B
 // Tile sizes: on Hopper the fastest of those dev/cuda/attention.cu times; elsewhere those that fit in 99 KiB of shared memory.
 template <int D>
 static void flash_forward_of(const AttentionShape *s, bf16 *out, float *lse, const bf16 *qkv, cudaStream_t stream) {
-    if (flash_on_hopper()) flash_forward_launch<D, 2, 128, true>(s, out, lse, qkv, stream);
+    if (flash_on_hopper()) flash_forward_launch<D, 1, D == 128 ? 64 : 128, true>(s, out, lse, qkv, stream);
     else flash_forward_launch<D, 1, 64, false>(s, out, lse, qkv, stream);
 }
 template <int D>
