@@ -203,13 +203,14 @@ typedef struct {
     int stop;                      // the signal by which the run ends, on every rank after the same step; 0: none yet
 } Run;
 
+static double printable(double x) { return isnan(x) ? (double)NAN : x; }   // printf shows a NaN's sign, which means nothing
 // A step whose update was not applied: after NaN or infinity the run ends unless --on-nan skip; an outlier is left out. Many in a
 // row are no spike. Weights and moments are as before the step either way, and the last checkpoint stands.
 static void step_skipped(Run *r, int64_t step, const StepResult *result) {
     const int stray = step_is_finite(result), many = r->at.window.skipped >= OUTLIER_IN_A_ROW;
     if (!many && (stray || r->c->on_nan == ON_NAN_SKIP)) {
         warn("step %lld: loss is %g, gradient norm %g: %s; the update was not applied, the run goes on with the next samples", (long long)step,
-             result->loss, result->grad_norm, stray ? "an outlier" : "not finite");
+             printable(result->loss), printable(result->grad_norm), stray ? "an outlier" : "not finite");
         return;
     }
     dist_alone(1);
@@ -218,7 +219,7 @@ static void step_skipped(Run *r, int64_t step, const StepResult *result) {
     char *who = result->culprit ? xasprintf(", the loss first on rank %d (%s)", result->culprit - 1, dist_host(result->culprit - 1)) : xstrdup("");
     char *where = r->saver.saved ? xasprintf("the last good checkpoint is %s/" CHECKPOINT_NAME, r->c->out, (long long)r->saver.saved) : xstrdup("there is no checkpoint yet");
     dist_fatal_together("step %lld: loss is %g, gradient norm %g%s: training stops%s, the update was not applied; %s (try a lower --lr%s)", (long long)step,
-          result->loss, result->grad_norm, dist_size() > 1 ? who : "", many ? " after too many skipped steps in a row" : "", where, r->saver.saved ? ", then --resume it" : " or a longer --warmup");
+          printable(result->loss), printable(result->grad_norm), dist_size() > 1 ? who : "", many ? " after too many skipped steps in a row" : "", where, r->saver.saved ? ", then --resume it" : " or a longer --warmup");
 }
 // Reads the results of the steps that ended and were not reported yet, up to `done` steps done.
 static void report_steps(Run *r, int64_t *reported, int64_t done) {

@@ -123,14 +123,14 @@ static void check_shape(const std::vector<int64_t> &sizes, bool masters, Bf16Ran
         char what[128];
         snprintf(what, sizeof what, "adamw version %d, %lld parameters, %s masters, %lld BF16 gradients, clip %g", version, (long long)count,
                  masters ? "float32" : "BF16", (long long)(range.to - range.from), clip);
-        double *loss_sum = device_copy(std::vector<double>(1, 12.0));
+        double *loss_sum = device_copy(std::vector<double>{12.0, culprit_mark(NAN, 7)});
         grad_norm_launch(stats, &b, clip, INFINITY, INFINITY, loss_sum, 0.25f, scratch, 0);
         const StepStats s = read_stats(stats);
         // Four squares are summed in float32 (2 units at most), halved by the root, and the root is rounded.
         ladder_check(&ladder, fabs(s.norm - sqrt(squares)) <= 4 * F32_UNIT * sqrt(squares), "%s: norm %.9g, should be %.9g", what, s.norm, sqrt(squares));
         const double scale = clip > 0 && sqrt(squares) > clip ? clip / sqrt(squares) : 1.0;
-        ladder_check(&ladder, fabs(s.scale - scale) <= 4 * F32_UNIT * scale && s.finite == 1 && s.loss == 3.0f, "%s: scale %g, finite %d, loss %g", what,
-              s.scale, s.finite, s.loss);
+        ladder_check(&ladder, fabs(s.scale - scale) <= 4 * F32_UNIT * scale && s.finite == 1 && s.loss == 3.0f && s.culprit == 8, "%s: scale %g, finite %d, loss %g, culprit %d", what,
+              s.scale, s.finite, s.loss, s.culprit);
         adamw_version(version, b, k, step, stats);
         check_update(what, h, b, segments, k, decay, step, s.scale);
         device_free(loss_sum);
@@ -148,9 +148,10 @@ static void check_nonfinite(float bad_gradient, double bad_loss, float loss_limi
     AdamWBuffers b = device_buffers(h, segments, slots, {0, 0});
     StepStats *stats = device_poisoned<StepStats>(1);
     char *scratch = device_poisoned<char>((int64_t)grad_norm_scratch_bytes());
-    double *loss_sum = device_copy(std::vector<double>(1, bad_loss));
+    double *loss_sum = device_copy(std::vector<double>{bad_loss, culprit_mark(bad_loss, 0)});
     grad_norm_launch(stats, &b, 1.0f, loss_limit, norm_limit, loss_sum, 1.0f, scratch, 0);
     ladder_check(&ladder, read_stats(stats).finite == 0, "gradient %g, loss %g: the step counts as finite", bad_gradient, bad_loss);
+    ladder_check(&ladder, read_stats(stats).culprit == !isfinite(bad_loss), "loss %g of rank 0: the culprit is %d", bad_loss, read_stats(stats).culprit);
     adamw_launch(&b, adamw_scalars(1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 3), SEED, 3, stats, 0);
     ladder_check(&ladder, host_copy_bf16(b.params, count) == h.params && host_copy(b.m, count) == h.m && host_copy(b.v, count) == h.v,
           "gradient %g, loss %g: the step was applied", bad_gradient, bad_loss);
@@ -196,6 +197,28 @@ static void time_shape(const char *model, int64_t embedding, int64_t matrix, int
     buffers_free(b);
 }
 
+// Any ranks may be those whose loss is not finite, and their marks may be added in any order: up to all of 512.
+static void check_culprit() {
+    const RngStream random = rng_stream(SEED, 0, rng_address(RNG_SAMPLE, 0, 0, 0, 0, 0));
+    for (int kind = 0; kind < 200; kind++) {
+        std::vector<std::pair<uint32_t, int>> bad;             // in a random order
+        int first = 512;
+        for (int rank = 0; rank < 512; rank++) {
+            const Philox4 w = rng_words4(random, (uint64_t)kind * 512 + rank);
+            // one in 1, 8, 64, 512 or 4096 of the ranks, from rank 0 on or from a later one
+            if (w.w[0] & ((1u << 3 * (kind % 5)) - 1u) || rank < kind / 5 % 2 * kind) continue;
+            bad.push_back({w.w[1], rank});
+            first = std::min(first, rank);
+        }
+        std::sort(bad.begin(), bad.end());
+        double marks = 0;
+        for (const auto &b : bad) marks += culprit_mark(kind % 2 ? NAN : -INFINITY, b.second);
+        ladder_check(&ladder, culprit_first(marks) == (bad.empty() ? 0 : first + 1), "%d ranks without a finite loss, the first %d: the culprit is %d", (int)bad.size(),
+                     first, culprit_first(marks) - 1);
+    }
+    ladder_check(&ladder, culprit_mark(0.5, 3) == 0.0 && culprit_first(0.0) == 0, "a finite loss has a culprit");
+}
+
 int main(int argc, char **argv) {
     const bool timed = ladder_begin(argc, argv);
     check_shape({128}, false, {0, 0}, 1.0f, 0);
@@ -212,6 +235,7 @@ int main(int argc, char **argv) {
     check_nonfinite(0.0f, INFINITY, INFINITY, INFINITY);
     check_nonfinite(0.0f, 2.0, 1.999f, INFINITY);  // above a limit of llama_step_limits
     check_nonfinite(100.0f, 2.0, INFINITY, 99.0f);
+    check_culprit();
     if (timed) {
         time_shape("30M", 32000 * 640, 640 * 640 * 4 + 3 * 640 * 1792, 640, 6);
         time_shape("100M", 32000 * 1024, 1024 * 1024 * 4 + 3 * 1024 * 2816, 1024, 8);

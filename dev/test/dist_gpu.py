@@ -53,6 +53,9 @@ class OneCard(d.DistTest):
             self.assertEqual(x["step"], y["step"])
             self.assertLess(abs(x["loss"] - y["loss"]), 5e-3 * x["loss"])
 
+    def test_the_rank_of_a_bad_loss_is_named(self):
+        self.names_the_rank_of_a_bad_loss(d.start_tcp, **STAGED)
+
     def test_a_rank_that_hangs_is_named(self):
         group = d.start_tcp(2, out=t.fresh(), comm_timeout=5, **{**STAGED, "steps": 1000000, "total_batch": None, "keep": 2})
         group.wait_for_step(7)

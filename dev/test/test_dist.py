@@ -3,6 +3,7 @@
 where it, or MPI in the build, is not there) and plain environment variables over TCP. TRAINER names the program; run from the
 repository root. Standard library only."""
 
+import json
 import math
 import os
 import re
@@ -151,6 +152,19 @@ class DistTest(unittest.TestCase):
         self.assertNotIn(0, codes, group.stderr)
         for word in words:
             self.assertRegex(group.stderr, word)
+
+
+    def names_the_rank_of_a_bad_loss(self, launch, **options):
+        """From an lm_head of 1.7e38 (BF16 0x7F00) no logits are finite, and no loss. All ranks have it: the first is named."""
+        source, folder = t.fresh(), t.fresh()
+        self.assertEqual(t.run(out=source, **{**options, "steps": 1, "save_every": 1}).returncode, 0)
+        weights = t.read(os.path.join(t.checkpoint(source, 1), "model.safetensors"))
+        data = 8 + int.from_bytes(weights[:8], "little")
+        begin, end = (data + at for at in json.loads(weights[8:data])["lm_head.weight"]["data_offsets"])
+        t.write(os.path.join(folder, "model.safetensors"), weights[:begin] + b"\x00\x7f" * ((end - begin) // 2) + weights[end:])
+        t.write(os.path.join(folder, "config.json"), t.read(os.path.join(t.checkpoint(source, 1), "config.json")))
+        group = launch(2, out=t.fresh(), init_from=folder, **options)
+        self.ends(group, 60, r"step 1: loss is nan, gradient norm nan, the loss first on rank 0 \(\S+\): training stops")
 
 
 class Equal:
@@ -317,6 +331,9 @@ class Tcp(DistTest, Equal):
         self.assertEqual(group.said(1, 1), "")
         self.assertTrue(os.path.isdir(t.checkpoint(out, bad[0] - 1)))
         self.assertTrue(math.isfinite(steps_of(out)[bad[0] - 2]["loss"]))
+
+    def test_the_rank_of_a_bad_loss_is_named(self):
+        self.names_the_rank_of_a_bad_loss(self.launch, **SHORT)
 
     def test_total_batch_counts_all_ranks(self):
         out = self.trained(self.launch, 3, **{**SHORT, "total_batch": None})

@@ -11,11 +11,17 @@
 
 // What the step's end knows, on the device; the host copies it one step late for StepResult.
 typedef struct {
-    float loss;        // *loss_sum * loss_scale
+    float loss;        // loss_sum[0] * loss_scale
     float norm;        // global gradient norm before clipping
     float scale;       // what AdamW multiplies gradients with: min(1, clip/norm), 1 when clip is 0
     int32_t finite;    // 0: loss or norm is NaN or infinite; adamw_launch then leaves parameters, m and v as they are
+    int32_t culprit;   // 1 + the first rank whose own loss is not finite, 0: none
 } StepStats;
+
+// Which rank was the first whose loss is not finite, by a sum over ranks in any order: rank r adds 4^-r, and no sum of later ranks' marks
+// reaches its exponent. Rank 537 and later have no mark.
+HD double culprit_mark(double loss, int rank) { return isfinite(loss) ? 0.0 : ldexp(1.0, -2 * rank); }
+HD int culprit_first(double marks) { return marks > 0.0 ? 1 - ilogb(marks) / 2 : 0; }
 
 // A run of the flat parameter buffer. In the order of memory; offsets multiples of 128, as in ParamTable; a segment reaches to the
 // next one's offset (a parameter's padding belongs to it).
@@ -97,7 +103,8 @@ __global__ void __launch_bounds__(GRAD_NORM_BLOCKS) grad_norm_finish_kernel(Step
     const double norm = sqrt(block_sum_f64(partials[threadIdx.x]));
     if (threadIdx.x > 0) return;
     StepStats s;
-    s.loss = loss_sum ? (float)(*loss_sum * (double)loss_scale) : 0.0f;
+    s.loss = loss_sum ? (float)(loss_sum[0] * (double)loss_scale) : 0.0f;
+    s.culprit = loss_sum ? culprit_first(loss_sum[1]) : 0;
     s.norm = (float)norm;
     s.scale = clip > 0.0f && norm > clip ? (float)(clip / norm) : 1.0f;
     s.finite = isfinite(s.norm) && isfinite(s.loss) && s.loss <= loss_limit && s.norm <= norm_limit;
@@ -119,7 +126,7 @@ FN void grad_norm_finish_launch(StepStats *stats, float clip, float loss_limit, 
     CUDA_LAUNCHED();
 }
 // stats (device) from all gradients, padding included (which is zero). clip: largest norm, 0: no clipping.
-// loss_sum (device float64, nullable: loss 0) times loss_scale is the step's loss. scratch: grad_norm_scratch_bytes().
+// loss_sum (device: 2 float64, the sum of losses and of culprit_mark(); nullable: loss 0) times loss_scale is the step's loss. scratch: grad_norm_scratch_bytes().
 // A loss or norm above its limit (INFINITY: none) counts as not finite: no update. Sums in a fixed order. 4 B read a gradient (BF16: 2).
 FN void grad_norm_launch(StepStats *stats, const AdamWBuffers *b, float clip, float loss_limit, float norm_limit, const double *loss_sum,
                          float loss_scale, void *scratch, cudaStream_t stream) {

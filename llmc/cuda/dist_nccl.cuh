@@ -239,6 +239,7 @@ FN void sums_reduce(Llama *m, double *x, int count) {
     CUDA_CHECK(cudaStreamSynchronize(dist_device.stream));
     free(own); free(all);
 }
+static __global__ void culprit_mark_kernel(double *loss_sum, int rank) { loss_sum[1] = culprit_mark(loss_sum[0], rank); }
 // The update of a step that several ranks share. Loss and squared gradients are summed over ranks, each giving the squares of its
 // pieces, whether it owns those or all: ZeRO-1 clips by the same bits.
 FN void dist_update(Llama *m, const AdamWOptions *o, AdamWScalars k, float loss_scale) {
@@ -249,9 +250,11 @@ FN void dist_update(Llama *m, const AdamWOptions *o, AdamWScalars k, float loss_
         const DistPiece p = dist_piece(b.count, m->options.rank, llama_ranks(&m->options));
         grad_norm_partial_launch(&m->adamw, b.first + p.first, p.count, i > 0, m->grad_norm_work, m->stream);
     }
+    culprit_mark_kernel<<<1, 1, 0, m->stream>>>(m->loss_sum, m->options.rank);
+    CUDA_LAUNCHED();
     exchange_begin(m);
     sums_reduce(m, (double *)m->grad_norm_work, GRAD_NORM_BLOCKS);
-    sums_reduce(m, m->loss_sum, 1);
+    sums_reduce(m, m->loss_sum, 2);
     exchange_end(m);
     grad_norm_finish_launch(m->step_stats, o->clip, m->loss_limit, m->norm_limit, m->loss_sum, loss_scale, m->grad_norm_work, m->stream);
     if (!m->options.zero) { adamw_launch(&m->adamw, k, m->options.seed, o->step, m->step_stats, m->stream); return; }

@@ -74,7 +74,7 @@ struct Llama {
     float *rstd_final;                     // (M)
     int32_t *tokens, *targets;             // (M)
     float *losses;                         // (M)
-    double *loss_sum;
+    double *loss_sum;                      // (2) of a step's tokens; culprit_mark(), with several ranks
     StepStats *step_stats;
     float2 *rope;                          // (T, head_dim/2)
     void *norm_work, *embed_work, *grad_norm_work, *gemm_scalars, *gemm_workspace;
@@ -203,7 +203,7 @@ FN void scalars_layout(Llama *m) {
     m->tokens = (int32_t *)arena_take(a, m->M, 4);
     m->targets = (int32_t *)arena_take(a, m->M, 4);
     m->losses = arena_floats(a, m->M);
-    m->loss_sum = (double *)arena_take(a, 1, sizeof(double));
+    m->loss_sum = (double *)arena_take(a, 2, sizeof(double));
     m->step_stats = (StepStats *)arena_take(a, 1, sizeof(StepStats));
     m->rope = (float2 *)arena_take(a, (int64_t)c->seq * llama_head_dim(c) / 2, sizeof(float2));
     m->norm_work = arena_take(a, 1, (int64_t)rmsnorm_backward_scratch_bytes(c->width));

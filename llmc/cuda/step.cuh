@@ -218,7 +218,7 @@ FN void weights_forget(Llama *m, int forward) {
 FN void llama_step_begin(Llama *m, int64_t step) {
     m->work.step = (uint32_t)step;
     weights_forget(m, m->weights_changed);
-    CUDA_CHECK(cudaMemsetAsync(m->loss_sum, 0, sizeof(double), m->stream));
+    CUDA_CHECK(cudaMemsetAsync(m->loss_sum, 0, 2 * sizeof(double), m->stream));
 }
 // Of a token's loss in the step's mean, over all ranks.
 FN float loss_scale(const Llama *m) { return (float)(1.0 / ((double)m->M * m->options.micro_batches * llama_ranks(&m->options))); }
@@ -250,7 +250,8 @@ FN StepResult llama_step_result(Llama *m) {
     if (m->steps_read == m->steps_ended) fatal("a step's result was asked for before a step ended: this is a bug");
     const int slot = (int)(m->steps_read++ % RESULT_SLOTS);
     dist_event_wait(&m->options, m->result_ready[slot]);
-    const StepResult result = {m->host_stats[slot].loss, m->host_stats[slot].norm, m->host_stats[slot].finite, 0};
+    const StepStats *s = &m->host_stats[slot];
+    const StepResult result = {s->loss, s->norm, s->finite, s->culprit};
     return result;
 }
 
@@ -261,7 +262,7 @@ FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets) {
     m->work.micro = 0;
     if (m->weights_changed) weights_forget(m, 1);
     tokens_send(m, tokens, targets, m->M);
-    CUDA_CHECK(cudaMemsetAsync(m->loss_sum, 0, sizeof(double), m->stream));
+    CUDA_CHECK(cudaMemsetAsync(m->loss_sum, 0, 2 * sizeof(double), m->stream));
     model_forward(m, m->options.batch, m->options.config.seq);
     model_head(m, 0);
     CUDA_CHECK(cudaMemcpyAsync(m->host_loss, m->loss_sum, sizeof(double), cudaMemcpyDeviceToHost, m->stream));
