@@ -7,16 +7,15 @@
 #define ELEMENTWISE_THREADS 256
 
 // Blocks that fill the device once: a persistent grid, whose blocks stride over the work. Kernels that end with one atomic
-// or one partial sum a block need few blocks, and no block is launched into a full device.
+// or one partial sum a block need few blocks, and no block is launched into a full device. waves: see grid_blocks().
 template <typename Kernel>
-static int persistent_blocks(Kernel kernel, int threads, size_t shared_bytes, int64_t work_blocks) {
+static int persistent_blocks(Kernel kernel, int threads, size_t shared_bytes, int64_t work_blocks, int waves = 1) {
     int device, sms, per_sm;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, shared_bytes));
     if (per_sm < 1) fatal("a kernel of %d threads and %zu bytes of shared memory does not fit this device", threads, shared_bytes);
-    const int64_t blocks = (int64_t)sms * per_sm;
-    return (int)(work_blocks < blocks ? work_blocks : blocks);
+    return grid_blocks(work_blocks, (int64_t)sms * per_sm, 2, waves);
 }
 
 // Vector `index` (16 bytes, 8 values) of a (rows, vectors) matrix as (row, col), advanced by a fixed stride without dividing.

@@ -283,8 +283,7 @@ template <ForwardMode MODE, bool TILED, bool AHEAD, int CTAS> static void forwar
         CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, forward_kernel<MODE, TILED, AHEAD, CTAS>, FORWARD_THREADS, 0));
         resident = device_attribute(cudaDevAttrMultiProcessorCount) * (each > 0 ? each : 1);
     }
-    const int64_t work = ceil_div(job.blocks, FORWARD_THREADS);
-    forward_kernel<MODE, TILED, AHEAD, CTAS><<<(int)(work < resident ? work : resident), FORWARD_THREADS, 0, stream>>>(job);
+    forward_kernel<MODE, TILED, AHEAD, CTAS><<<grid_blocks(ceil_div(job.blocks, FORWARD_THREADS), resident, 3, 8), FORWARD_THREADS, 0, stream>>>(job);
     CUDA_LAUNCHED();
 }
 FN ForwardJob forward_job(const OperandSpec *spec, int native, const bf16 *x, int64_t rows, int64_t cols, const float *amax, uint8_t *codes,

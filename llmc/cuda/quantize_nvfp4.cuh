@@ -108,7 +108,7 @@ template <EdenSource SOURCE, int DIRECTIONS, Nvfp4Work WORK> static void nvfp4_s
         resident = device_attribute(cudaDevAttrMultiProcessorCount) * (each > 0 ? each : 1);
     }
     job.stages = stages;
-    const int ctas = job.eden.tiles < (uint32_t)resident ? (int)job.eden.tiles : resident;
+    const int ctas = grid_blocks(job.eden.tiles, resident, 3, 4);
     nvfp4_kernel<SOURCE, DIRECTIONS, WORK><<<ctas, EDEN_THREADS, stages * stage + rest, stream>>>(job);
     CUDA_LAUNCHED();
 }

@@ -13,6 +13,13 @@
 #include "quantize_eden.cuh"
 #include "quantize_forward.cuh"
 
+// The tile that is `step` further in the order of rows.
+__device__ __forceinline__ EdenTile tile_after(EdenTile at, EdenTile step, uint32_t tiles_n) {
+    at.m += step.m; at.n += step.n;
+    if (at.n >= tiles_n) { at.n -= tiles_n; at.m++; }
+    return at;
+}
+
 typedef enum { WORK_AMAX, WORK_NEAREST, WORK_STOCHASTIC } Nvfp4Work;
 
 // What one direction needs besides its EdenSide (whose keys, address and first are those of one word a value).

@@ -231,7 +231,7 @@ FN void rmsnorm_forward_launch(bf16 *residual_out, bf16 *normed, float *rstd, fl
     rmsnorm_by_width(width, [=](auto vectors, auto warps) {
         constexpr int V = decltype(vectors)::value, W = decltype(warps)::value;
         auto kernel = delta ? rmsnorm_forward_kernel<V, W, true> : rmsnorm_forward_kernel<V, W, false>;
-        const int blocks = persistent_blocks(kernel, RMSNORM_WARPS * 32, 0, ceil_div(rows, RowLanes<W>::ROWS));
+        const int blocks = persistent_blocks(kernel, RMSNORM_WARPS * 32, 0, ceil_div(rows, RowLanes<W>::ROWS), 8);
         kernel<<<blocks, RMSNORM_WARPS * 32, 0, stream>>>(residual_out, normed, rstd, amax, residual_in, delta, gain, rows, width, eps);
     });
     CUDA_LAUNCHED();
@@ -241,7 +241,7 @@ FN void rmsnorm_forward_launch(bf16 *residual_out, bf16 *normed, float *rstd, fl
 FN void rmsnorm_recompute_launch(bf16 *normed, const bf16 *residual, const float *rstd, const bf16 *gain, int64_t rows, int width,
                                  cudaStream_t stream) {
     if (rows == 0) return;
-    const int blocks = persistent_blocks(rmsnorm_recompute_kernel, ELEMENTWISE_THREADS, 0, ceil_div(rows * (width / 8), ELEMENTWISE_THREADS));
+    const int blocks = persistent_blocks(rmsnorm_recompute_kernel, ELEMENTWISE_THREADS, 0, ceil_div(rows * (width / 8), ELEMENTWISE_THREADS), 8);
     rmsnorm_recompute_kernel<<<blocks, ELEMENTWISE_THREADS, 0, stream>>>(normed, residual, rstd, gain, rows, width);
     CUDA_LAUNCHED();
 }

@@ -62,7 +62,7 @@ static void swiglu_check(int64_t rows, int ffn) {
 FN void swiglu_forward_launch(bf16 *h, float *amax, const bf16 *gate_up, int64_t rows, int ffn, cudaStream_t stream) {
     swiglu_check(rows, ffn);
     if (rows == 0) return;
-    const int blocks = persistent_blocks(swiglu_forward_kernel, ELEMENTWISE_THREADS, 0, ceil_div(rows * (ffn / 8), ELEMENTWISE_THREADS));
+    const int blocks = persistent_blocks(swiglu_forward_kernel, ELEMENTWISE_THREADS, 0, ceil_div(rows * (ffn / 8), ELEMENTWISE_THREADS), 8);
     swiglu_forward_kernel<<<blocks, ELEMENTWISE_THREADS, 0, stream>>>(h, amax, gate_up, rows, ffn);
     CUDA_LAUNCHED();
 }
@@ -73,7 +73,7 @@ FN void swiglu_backward_launch(bf16 *dgate_up, bf16 *h, const bf16 *dh, const bf
     swiglu_check(rows, ffn);
     if (rows == 0) return;
     auto kernel = h ? swiglu_backward_kernel<true> : swiglu_backward_kernel<false>;
-    const int blocks = persistent_blocks(kernel, ELEMENTWISE_THREADS, 0, ceil_div(rows * (ffn / 8), ELEMENTWISE_THREADS));
+    const int blocks = persistent_blocks(kernel, ELEMENTWISE_THREADS, 0, ceil_div(rows * (ffn / 8), ELEMENTWISE_THREADS), 8);
     kernel<<<blocks, ELEMENTWISE_THREADS, 0, stream>>>(dgate_up, h, dh, gate_up, rows, ffn);
     CUDA_LAUNCHED();
 }
