@@ -37,7 +37,7 @@ CUHEADERS := $(HEADERS) $(wildcard llmc/cuda/*.cuh dev/cuda/*.cuh)
 TESTS    := $(patsubst dev/test/%.c,$(B)/%,$(wildcard dev/test/test_*.c))
 LADDERS  := $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
+.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu test-transformers bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
 all: cpu $(if $(NVCC),gpu)
 cpu: train_gpt_nvfp4_cpu
 gpu: train_gpt_nvfp4
@@ -105,6 +105,9 @@ cuda-compile: $(MK)
 	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)" "$(NCCL_FLAGS) $(MPI_FLAGS)"
 test-gpu:
 	@dev/test/gpu.sh
+# Logits of the CPU program's checkpoints against Hugging Face transformers, every recipe (PYTHON: an interpreter that has it).
+test-transformers:
+	@dev/test/transformers_gpu.sh --cpu
 bench-gpu: build/bench_gpu
 	@$<
 
