@@ -15,7 +15,8 @@ float32 logits of transformers. Two bounds, both must hold:
     probabilities, attention's output, o_proj, sum; norm, gate, up, SwiGLU, down, sum; final norm and logits add 2. A rounding
     to nearest errs by at most 2^-8, as root mean square 1.5e-3 < 2^-9; as independent errors they add to sqrt(13 layers + 2) 2^-9.
   - Yardstick. Twice what transformers' own BF16 logits err: both round alike, each at places of its own choice.
-The trainer's forward under the run's own recipe (FP8, FP4) is another function of the same weights: printed, not judged.
+The trainer's forward under the run's own recipe (FP8, FP4) is another function of the same weights: printed, not judged. So is
+that under fp32, which on the CPU rounds nothing to BF16.
 --spoil multiplies a number of the model's configuration (rms_norm_eps, rope_theta) before transformers loads it: a check of this check.
 Last line: "N passed, N failed".
 """
@@ -88,12 +89,12 @@ def compare_logits(checkpoint, options, tokens, program, spoil):
         rounded = load_model(checkpoint, torch.bfloat16, spoil)(x).logits.double()
     error = lambda a: ((a - reference).norm() / reference.norm()).item()
     ours = program_logits(program, checkpoint, "bf16", x)
-    own = program_logits(program, checkpoint, options["recipe"], x)
+    others = {recipe: error(program_logits(program, checkpoint, recipe, x)) for recipe in sorted({"fp32", options["recipe"]} - {"bf16"})}
     ours_error, yardstick = error(ours), error(rounded)
     bound = math.sqrt(13 * model.config.num_hidden_layers + 2) * 2**-9
     agree = lambda a: 100 * (a.argmax(-1) == reference.argmax(-1)).double().mean().item()
     text = (f"{reference.numel()} logits: error {ours_error:.3e}; bounds {bound:.3e} and twice transformers' BF16 error {yardstick:.3e}; "
-            f"same largest {agree(ours):.2f} % (transformers' BF16 {agree(rounded):.2f} %); under {options['recipe']} {error(own):.3e}")
+            f"same largest {agree(ours):.2f} % (transformers' BF16 {agree(rounded):.2f} %); " + ", ".join(f"under {recipe} {e:.1e}" for recipe, e in others.items()))
     return text, ours_error <= min(bound, 2 * yardstick)               # a NaN is not
 
 
