@@ -2,7 +2,7 @@
 # Are checkpoints of the GPU program, of every recipe, the same model to Hugging Face transformers? Trains tiny for 20 steps in each
 # recipe, and one model with grouped KV heads of size 64 and a tied head, then compares every logit (check_transformers.py).
 # Last line "N passed, N failed". Needs torch and transformers; PYTHON names their interpreter.
-#   dev/test/transformers_gpu.sh          under 2 minutes on one H200 with 16 cores
+#   dev/test/transformers_gpu.sh          the GPU program (its time on a card is not measured yet)
 #   dev/test/transformers_gpu.sh --cpu    the same with the CPU program
 set -u
 cd "$(dirname "$0")/../.."
