@@ -37,7 +37,7 @@ CUHEADERS := $(HEADERS) $(wildcard llmc/cuda/*.cuh dev/cuda/*.cuh)
 TESTS    := $(patsubst dev/test/%.c,$(B)/%,$(wildcard dev/test/test_*.c))
 LADDERS  := $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
+.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu test-transformers bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
 all: cpu $(if $(NVCC),gpu)
 cpu: train_gpt_nvfp4_cpu
 gpu: train_gpt_nvfp4
@@ -55,6 +55,9 @@ $(B)/train_gpt_nvfp4_cpu: train_gpt_nvfp4.cu $(HEADERS) $(MK)
 $(B)/test_gpt2_cpu: test_gpt2.cu $(HEADERS) $(MK)
 	@mkdir -p $(B)
 	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS)
+$(B)/dump_logits_cpu: dev/test/dump_logits.cu $(HEADERS) $(MK)
+	@mkdir -p $(B)
+	$(CPU_CC) -x c $< -x none -o $@ $(CPU_LIBS)
 $(B)/test_%: dev/test/test_%.c $(HEADERS) $(MK)
 	@mkdir -p $(B)
 	$(CPU_CC) $< -o $@ $(CMOCKA_FLAGS) $(CPU_LIBS)
@@ -70,6 +73,9 @@ train_gpt_nvfp4: train_gpt_nvfp4.cu $(CUHEADERS) $(MK)
 	@test -n "$(NVCC)" || { echo "error: no nvcc was found; set CUDA_HOME and run 'make probe'"; exit 1; }
 	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS) $(NCCL_FLAGS) $(MPI_NVCC_FLAGS)
 build/test_gpt2: test_gpt2.cu $(CUHEADERS) $(MK)
+	@mkdir -p build
+	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
+build/dump_logits: dev/test/dump_logits.cu $(CUHEADERS) $(MK)
 	@mkdir -p build
 	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
 build/cuda/%: dev/cuda/%.cu $(CUHEADERS) $(MK)
@@ -99,6 +105,9 @@ cuda-compile: $(MK)
 	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)" "$(NCCL_FLAGS) $(MPI_FLAGS)"
 test-gpu:
 	@dev/test/gpu.sh
+# Logits of the CPU program's checkpoints against Hugging Face transformers, every recipe (PYTHON: an interpreter that has it).
+test-transformers:
+	@dev/test/transformers_gpu.sh --cpu
 bench-gpu: build/bench_gpu
 	@$<
 

@@ -217,8 +217,10 @@ FN void llama_stats_begin(Llama *m);
 FN const LinearStats *llama_stats_end(Llama *m);
 
 FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets);  // mean loss of a (B,T) batch, no gradients
-// Logits (vocab) after position `length - 1` of one sequence of length <= T.
-FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits);
+// Logits (length - first, vocab) after positions first .. length - 1 of one sequence of length <= T.
+FN void llama_logits_from(Llama *m, const int32_t *tokens, int length, int first, float *logits);
+// Logits (vocab) after the last position.
+FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits) { llama_logits_from(m, tokens, length, length - 1, logits); }
 
 // Copies one tensor's state to or from the host as float32 (BF16 converts exactly both ways).
 // With LlamaOptions.zero every rank must read the same optimizer states in the same order: they are gathered, and only rank 0

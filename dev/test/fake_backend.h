@@ -51,6 +51,6 @@ FN StepResult llama_step_result(Llama *m) { StepResult r = {0, 0, 0, 0}; (void)m
 FN void llama_stats_begin(Llama *m) { (void)m; fake_computes_nothing(); }
 FN const LinearStats *llama_stats_end(Llama *m) { (void)m; fake_computes_nothing(); return NULL; }
 FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets) { (void)m; (void)tokens; (void)targets; fake_computes_nothing(); return 0; }
-FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits) { (void)m; (void)tokens; (void)length; (void)logits; fake_computes_nothing(); }
+FN void llama_logits_from(Llama *m, const int32_t *tokens, int length, int first, float *logits) { (void)m; (void)tokens; (void)length; (void)first; (void)logits; fake_computes_nothing(); }
 
 #endif

@@ -36,7 +36,7 @@ one() { local name=$1; shift; timed "$@"; if [ "$rc" = 0 ]; then result "$name" 
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 date -u +%Y-%m-%d
 ladders=(); for f in dev/cuda/*.cu; do b=${f##*/}; ladders+=("build/cuda/${b%.cu}"); done
-one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build/test_linear_gpu build/test_backend_gpu build/test_selfcheck_gpu build/test_bytes_gpu "${ladders[@]}"
+one "build" make --no-print-directory -j"$(nproc)" cpu gpu build/test_gpt2 build/test_linear_gpu build/test_backend_gpu build/test_selfcheck_gpu build/test_bytes_gpu build/dump_logits "${ladders[@]}"
 
 # Training on made text, the same in every revision: bytes, the preset tiny.
 train() { # PROGRAM RECIPE OUT EXTRA...
@@ -73,6 +73,8 @@ suite "test_backend_gpu" build/test_backend_gpu
 suite "test_selfcheck_gpu" build/test_selfcheck_gpu
 if command -v ncu >/dev/null; then suite "test_bytes_gpu" build/test_bytes_gpu; else echo "bytes moved: no ncu here, skipped"; fi
 suite "two processes on this card" env TRAINER=./train_gpt_nvfp4 python3 dev/test/dist_gpu.py
+if python3 -c "import torch, transformers" 2>/dev/null; then suite "logits against transformers" dev/test/transformers_gpu.sh
+else echo "logits against transformers: torch and transformers are not here, skipped"; fi
 one "--check" ./train_gpt_nvfp4 --check --out "$tmp/none"
 
 for recipe in "${recipes[@]}"; do

@@ -542,14 +542,14 @@ FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets) {
     model_forward(m, tokens, B, T);
     return (float)(model_head(m, targets, B * T, 0) / (double)(B * T));
 }
-FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits) {
+FN void llama_logits_from(Llama *m, const int32_t *tokens, int length, int first, float *logits) {
     const LlamaConfig *c = &m->options.config;
     if (length < 1 || length > c->seq) fatal("logits after %d tokens: the model takes 1 to %d", length, c->seq);
     m->work.micro = 0;
     model_forward(m, tokens, 1, length);
     Linear last = m->head;
-    last.x += (int64_t)(length - 1) * c->width;
-    linear_forward(&last, logits, 1, 0, &m->work);
+    last.x += (int64_t)first * c->width;
+    linear_forward(&last, logits, length - first, 0, &m->work);
 }
 
 #endif

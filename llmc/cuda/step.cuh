@@ -271,7 +271,7 @@ FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets) {
 }
 // The plans of this length's GEMMs are not tuned, and not kept. FP8 products take multiples of 16 rows: the last token is repeated up to
 // there, which what comes before does not see.
-FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits) {
+FN void llama_logits_from(Llama *m, const int32_t *tokens, int length, int first, float *logits) {
     const LlamaConfig *c = &m->options.config;
     const int rows = plan_bytes(&m->recipe_plan, GEMM_FORWARD, OPERAND_A) ? (length + 15) / 16 * 16 : length;
     if (length < 1 || length > c->seq) fatal("logits after %d tokens: the model takes 1 to %d", length, c->seq);
@@ -283,11 +283,13 @@ FN void llama_logits(Llama *m, const int32_t *tokens, int length, float *logits)
     for (int i = length; i < rows; i++)
         CUDA_CHECK(cudaMemcpyAsync(m->tokens + i, m->tokens + length - 1, sizeof(int32_t), cudaMemcpyDeviceToDevice, m->stream));
     model_forward(m, 1, rows);
-    head_product(m, &head, GEMM_FORWARD, 1, m->logits, m->normed + (int64_t)(length - 1) * c->width, head.w, 0);
     uint16_t *stored = (uint16_t *)xcalloc((size_t)c->vocab, sizeof *stored);
-    CUDA_CHECK(cudaMemcpyAsync(stored, m->logits, (size_t)c->vocab * 2, cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    for (int i = 0; i < c->vocab; i++) logits[i] = bf16_decode(stored[i]);
+    for (int t = first; t < length; t++, logits += c->vocab) {         // one row fits whatever the head's chunk is
+        head_product(m, &head, GEMM_FORWARD, 1, m->logits, m->normed + (int64_t)t * c->width, head.w, 0);
+        CUDA_CHECK(cudaMemcpyAsync(stored, m->logits, (size_t)c->vocab * 2, cudaMemcpyDeviceToHost, m->stream));
+        CUDA_CHECK(cudaStreamSynchronize(m->stream));
+        for (int i = 0; i < c->vocab; i++) logits[i] = bf16_decode(stored[i]);
+    }
     free(stored);
     gemm_trim(&m->gemm, plans);
 }
