@@ -11,6 +11,7 @@
 #include "../../llmc/cuda/attention.cuh"
 
 static Ladder ladder;
+#define ROPE_THETA 10000.0f
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Versions: a forward or a backward of a shape.
@@ -21,6 +22,8 @@ typedef struct {
     void *atomics, *atomics_space; // cuDNN's backward that is not repeatable: a CudnnGraph and its workspace
     bf16 *qkv, *out, *dout, *dqkv; // (B,T,...) on the device
     float *lse, *delta;
+    float2 *table;                 // RoPE's
+    const float2 *rope;            // the backward's: table, or NULL
 } Run;
 typedef struct { const char *name; int head_dim; void (*run)(const Run *r); } Version;
 
@@ -40,14 +43,21 @@ static void forward_plan(const Run *r) { attention_forward(r->plan, r->out, r->l
 
 template <int D, int WGS_Q, int BN, int WGS_K, int BM, bool WG>
 static void backward_flash(const Run *r) {
-    flash_dq_launch<D, WGS_Q, BN, WG>(r->shape, r->dqkv, r->delta, r->dout, r->out, r->lse, r->qkv, 0);
-    flash_dkv_launch<D, WGS_K, BM, WG>(r->shape, r->dqkv, r->delta, r->dout, r->lse, r->qkv, 0);
+    flash_dq_launch<D, WGS_Q, BN, WG>(r->shape, r->dqkv, r->delta, r->dout, r->out, r->lse, r->qkv, r->rope, 0);
+    flash_dkv_launch<D, WGS_K, BM, WG>(r->shape, r->dqkv, r->delta, r->dout, r->lse, r->qkv, r->rope, 0);
 }
 // A part of the backward alone, to be timed.
 template <int D, int WGS, int BN, bool WG>
-static void dq_alone(const Run *r) { flash_dq_launch<D, WGS, BN, WG>(r->shape, r->dqkv, r->delta, r->dout, r->out, r->lse, r->qkv, 0); }
-static void backward_trainer(const Run *r) { flash_backward(r->shape, r->dqkv, r->dout, r->out, r->lse, r->qkv, r->delta, 0); }
-static void backward_plan(const Run *r) { attention_backward(r->plan, r->dqkv, r->dout, r->out, r->lse, r->qkv, 0); }
+static void dq_alone(const Run *r) { flash_dq_launch<D, WGS, BN, WG>(r->shape, r->dqkv, r->delta, r->dout, r->out, r->lse, r->qkv, r->rope, 0); }
+static void backward_trainer(const Run *r) { flash_backward(r->shape, r->dqkv, r->dout, r->out, r->lse, r->qkv, r->rope, r->delta, 0); }
+static void backward_plan(const Run *r) { attention_backward(r->plan, r->dqkv, r->dout, r->out, r->lse, r->qkv, r->rope, 0); }
+// RoPE's backward on the way, and after it.
+static void backward_turned(const Run *r) { flash_backward(r->shape, r->dqkv, r->dout, r->out, r->lse, r->qkv, r->table, r->delta, 0); }
+static void backward_turned_after(const Run *r) {
+    const AttentionShape *s = r->shape;
+    flash_backward(s, r->dqkv, r->dout, r->out, r->lse, r->qkv, NULL, r->delta, 0);
+    rope_backward_launch(r->dqkv, r->table, (int64_t)s->B * s->T, s->T, s->heads, s->kv_heads, s->head_dim, 0);
+}
 
 // In place of a head size: 0, any; below 0, cuDNN where it has a plan.
 enum { CUDNN_FORWARD_VERSION = -1, CUDNN_BACKWARD_VERSION = -2, CUDNN_ATOMICS_VERSION = -3 };
@@ -72,6 +82,7 @@ static const Version backward_versions[] = {
     {"  dq wgmma 1x64", 64, dq_alone<64, 1, 64, true>},                        {"  dq wgmma 1x64", 128, dq_alone<128, 1, 64, true>},
     {"  dq wgmma 2x64", 64, dq_alone<64, 2, 64, true>},                        {"  dq wgmma 2x64", 128, dq_alone<128, 2, 64, true>},
     {"  dq wgmma 2x128", 64, dq_alone<64, 2, 128, true>},                      {"  dq wgmma 2x128", 128, dq_alone<128, 2, 128, true>},
+    {"  flash, RoPE within", 0, backward_turned},                           {"  flash, RoPE after", 0, backward_turned_after},
     {"cudnn atomics", CUDNN_ATOMICS_VERSION, backward_atomics},
     {"cudnn repeatable", CUDNN_BACKWARD_VERSION, backward_plan},
 };
@@ -123,10 +134,13 @@ static Run run_create(const AttentionShape *s, AttentionBackend backend, bool at
     r.qkv = (bf16 *)device_alloc(qkv_count(s) * 2); r.dqkv = (bf16 *)device_alloc(qkv_count(s) * 2);
     r.out = (bf16 *)device_alloc(out_count(s) * 2); r.dout = (bf16 *)device_alloc(out_count(s) * 2);
     r.lse = (float *)device_alloc(lse_count(s) * 4); r.delta = (float *)device_alloc(flash_workspace_bytes(s));
+    std::vector<float2> table((size_t)s->T * s->head_dim / 2);
+    rope_table_fill(table.data(), s->T, s->head_dim, ROPE_THETA);
+    r.table = device_copy(table);
     return r;
 }
 static void run_free(Run *r) {
-    void *const all[] = {r->qkv, r->dqkv, r->out, r->dout, r->lse, r->delta};
+    void *const all[] = {r->qkv, r->dqkv, r->out, r->dout, r->lse, r->delta, r->table};
     for (void *p : all) CUDA_CHECK(cudaFree(p));
 #ifdef USE_CUDNN
     if (r->atomics) CUDA_CHECK(cudaFree(r->atomics_space));
@@ -233,6 +247,22 @@ static Reference reference_create(const AttentionShape *s, const uint16_t *qkv, 
     free(x); free(g); free(o);
     return r;
 }
+// The gradients of q and k before the rotation, from those after it, and their bounds: rounded after they were turned, and perhaps before.
+static void reference_turn_back(Reference *r, const AttentionShape *s) {
+    const int half = s->head_dim / 2, turned = s->heads + s->kv_heads;
+    const int64_t stride = (int64_t)(turned + s->kv_heads) * s->head_dim;
+    for (int64_t row = 0; row < (int64_t)s->B * s->T; row++)
+        for (int head = 0; head < turned; head++)
+            for (int i = 0; i < half; i++) {
+                const int64_t low = row * stride + head * s->head_dim + i, high = low + half;
+                const double angle = (double)(row % s->T) * pow(ROPE_THETA, -2.0 * i / s->head_dim), c = cos(angle), n = sin(angle);
+                double *x = r->dqkv, *b = r->dqkv_bound;
+                const double p = x[low], q = x[high], bp = b[low], bq = b[high];
+                x[low] = p * c + q * n; x[high] = q * c - p * n;
+                b[low] = fabs(c) * bp + fabs(n) * bq; b[high] = fabs(c) * bq + fabs(n) * bp;
+                b[low] += HALF_ULP * (fabs(x[low]) + b[low]); b[high] += HALF_ULP * (fabs(x[high]) + b[high]);
+            }
+}
 static void reference_free(Reference *r) { free(r->out); free(r->out_bound); free(r->lse); free(r->dqkv); free(r->dqkv_bound); }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -283,7 +313,7 @@ static void check_backward(const Version *v, const Run *r, const Reference *righ
     v->run(r);
     CUDA_CHECK(cudaMemcpy(x, r->dqkv, (size_t)n * 2, cudaMemcpyDeviceToHost));
     const double ratio = worst_ratio(x, right->dqkv, right->dqkv_bound, n);
-    ladder_check(&ladder, ratio <= allowed, "backward %-20s dqkv error/bound %.3f", v->name, ratio);
+    ladder_check(&ladder, ratio <= allowed, "backward %-20s %sdqkv error/bound %.3f", v->name, r->rope ? "turned back, " : "", ratio);
     free(x);
 }
 // cuDNN's order of operations is its own: twice the bound.
@@ -304,9 +334,12 @@ static void check_shape(AttentionShape s, AttentionBackend backend) {
     for (int64_t i = 0; i < lse_count(&s); i++) lse[i] = (float)right.lse[i];
     CUDA_CHECK(cudaMemcpy(r.out, out, (size_t)m * 2, cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(r.lse, lse, (size_t)lse_count(&s) * 4, cudaMemcpyHostToDevice));
-    for (int i = 0; i < BACKWARDS; i++)
-        if (backward_versions[i].name[0] != ' ' && version_runs(&backward_versions[i], &r))
-            check_backward(&backward_versions[i], &r, &right, allowed_of(&backward_versions[i]));
+    for (int turned = 0; turned < 2; turned++) {
+        if (turned) { reference_turn_back(&right, &s); r.rope = r.table; }
+        for (int i = 0; i < BACKWARDS; i++)
+            if (backward_versions[i].name[0] != ' ' && version_runs(&backward_versions[i], &r) && !(turned && backward_versions[i].run == backward_atomics))
+                check_backward(&backward_versions[i], &r, &right, allowed_of(&backward_versions[i]));
+    }
     reference_free(&right);
     free(qkv); free(dout); free(out); free(lse);
     run_free(&r);

@@ -6,6 +6,7 @@
 #define LLMC_CUDA_ATTENTION_CUH
 
 #include "attention_flash.cuh"
+#include "rope.cuh"
 #ifdef USE_CUDNN
 #include "attention_cudnn.cuh"
 #endif
@@ -120,18 +121,22 @@ FN void attention_forward(AttentionPlan *p, bf16 *out, float *lse, const bf16 *q
 #endif
     flash_forward(&p->shape, out, lse, qkv, stream);
 }
-// dqkv, laid out as qkv and written in full, from dout and the forward's out, lse and qkv. dqkv must not overlap its inputs.
+// dqkv, laid out as qkv and written in full, from dout and the forward's out, lse and qkv. dqkv must not overlap its inputs. rope (T, head_dim/2, device;
+// rope_table_fill()'s): the gradients of q and k are those before the rotation; NULL: after it. The own kernels turn them before they round them.
 FN void attention_backward(AttentionPlan *p, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
-                           cudaStream_t stream) {
+                           const float2 *rope, cudaStream_t stream) {
     attention_allocate(p);
 #ifdef USE_CUDNN
     const AttentionShape *s = &p->shape;
     const int64_t tokens = p->backward ? (int64_t)p->backward->shape.B * s->T : 0, qkv_row = cudnn_qkv_row(s), out_row = cudnn_out_row(s);
     for (int64_t i = 0, part = 0; p->backward && part < p->backward_parts; part++, i += tokens)
         cudnn_backward(p->backward, dqkv + i * qkv_row, dout + i * out_row, out + i * out_row, lse + i * s->heads, qkv + i * qkv_row, p->workspace, stream);
-    if (p->backward) return;
+    if (p->backward) {
+        if (rope) rope_backward_launch(dqkv, rope, (int64_t)s->B * s->T, s->T, s->heads, s->kv_heads, s->head_dim, stream);
+        return;
+    }
 #endif
-    flash_backward(&p->shape, dqkv, dout, out, lse, qkv, p->workspace, stream);
+    flash_backward(&p->shape, dqkv, dout, out, lse, qkv, rope, p->workspace, stream);
 }
 
 #endif

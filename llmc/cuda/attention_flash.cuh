@@ -197,11 +197,35 @@ __device__ __forceinline__ void delta_of_warp(float *delta, float *delta_global,
     __syncwarp();
 }
 
+// Turns rows of a gradient back by their positions' angles: what RoPE's backward does, while the values are here. table (T, D/2) of (cos, sin),
+// NULL: they stay. row, column: of acc's element (0, 0). The pair of column i, i + D/2, lies in the same thread, D/16 groups of 8 further.
+template <int D>
+__device__ __forceinline__ void acc_turn_back(float (&acc)[D / 8][4], const float2 *__restrict__ table, int row, int column, int T) {
+    if (!table) return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (row + 8 * h >= T) continue;                    // not stored
+        const float2 *angles = table + (int64_t)(row + 8 * h) * (D / 2) + column;
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            const float4 a = __ldg((const float4 *)(angles + n * 8));  // two columns'
+            const float c[2] = {a.x, a.z}, s[2] = {a.y, a.w};
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &low = acc[n][2 * h + e], &high = acc[n + D / 16][2 * h + e];
+                const float p = low, q = high;
+                low = p * c[e] + q * s[e];
+                high = q * c[e] - p * s[e];
+            }
+        }
+    }
+}
+
 // dQ = scale * sum over keys of dS K, dS = P (dO V^T - delta), and delta (B,heads,T) for the next kernel. Grid and tiles as in the
 // forward. 6 D FLOPs a visited score.
 template <int D, int WGS, int BN, bool WG>
 __global__ void __launch_bounds__(WGS * 128, 1) flash_dq_kernel(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out, const float *lse,
-                                                                const bf16 *qkv, AttentionShape s, float scale, int section) {
+                                                                const bf16 *qkv, const float2 *rope, AttentionShape s, float scale, int section) {
     typedef DqTiles<D, WGS, BN> L;
     const int BM = WGS * 64, THREADS = WGS * 128;
     const int tiles = (s.T + BM - 1) / BM, lane = threadIdx.x & 31, warp_row = (int)(threadIdx.x >> 5) * 16;
@@ -255,6 +279,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dq_kernel(bf16 *dqkv, floa
         gemm_wait<WG, 0>(dq);
     }
     acc_scale(dq, scale, scale);
+    acc_turn_back<D>(dq, rope, row, column, s.T);
     __syncthreads();  // Q is read by nobody any more
     tile_store_warp<WGS * 64, D>(dqkv + q_at + warp_row * stride, stride, s.T - q0 - warp_row, attention_shared + L::Q, warp_row, dq);
 }
@@ -291,7 +316,7 @@ __device__ __forceinline__ void dkv_step(float (&dk)[D / 8][4], float (&dv)[D / 
 // each; query tiles of BM, over the heads of the group in order. 8 D FLOPs a visited score.
 template <int D, int WGS, int BM, bool WG>
 __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, const float *delta, const bf16 *dout, const float *lse, const bf16 *qkv,
-                                                                 AttentionShape s, float scale, int section) {
+                                                                 const float2 *rope, AttentionShape s, float scale, int section) {
     typedef DkvTiles<D, WGS, BM> L;
     const int BN = WGS * 64, THREADS = WGS * 128, heads_a_group = s.heads / s.kv_heads;
     const int tiles = (s.T + BN - 1) / BN, lane = threadIdx.x & 31, warp_row = (int)(threadIdx.x >> 5) * 16;
@@ -341,6 +366,7 @@ __global__ void __launch_bounds__(WGS * 128, 1) flash_dkv_kernel(bf16 *dqkv, con
                                  q0 < k0 + group + 63 || q0 + BM > s.T, row, q0 + column, s.T, c);
     }
     acc_scale(dk, scale, scale);
+    acc_turn_back<D>(dk, rope, row, column, s.T);
     const int rows = s.T - k0 - warp_row;
     __syncthreads();  // K and V are read by nobody any more
     tile_store_warp<WGS * 64, D>(dqkv + k_at + warp_row * stride, stride, rows, attention_shared + L::K, warp_row, dk);
@@ -383,19 +409,19 @@ static void flash_forward_launch(const AttentionShape *s, bf16 *out, float *lse,
     CUDA_LAUNCHED();
 }
 template <int D, int WGS, int BN, bool WG>
-static void flash_dq_launch(const AttentionShape *s, bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, cudaStream_t stream) {
+static void flash_dq_launch(const AttentionShape *s, bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, const float2 *rope, cudaStream_t stream) {
     const auto kernel = flash_dq_kernel<D, WGS, BN, WG>;
     const int bytes = DqTiles<D, WGS, BN>::BYTES;
     flash_prepare((const void *)kernel, bytes);
-    kernel<<<flash_grid((int64_t)s->B * s->heads, s->T, WGS * 64), WGS * 128, bytes, stream>>>(dqkv, delta, dout, out, lse, qkv, *s, flash_scale(s), flash_section(s, 2));
+    kernel<<<flash_grid((int64_t)s->B * s->heads, s->T, WGS * 64), WGS * 128, bytes, stream>>>(dqkv, delta, dout, out, lse, qkv, rope, *s, flash_scale(s), flash_section(s, 2));
     CUDA_LAUNCHED();
 }
 template <int D, int WGS, int BM, bool WG>
-static void flash_dkv_launch(const AttentionShape *s, bf16 *dqkv, const float *delta, const bf16 *dout, const float *lse, const bf16 *qkv, cudaStream_t stream) {
+static void flash_dkv_launch(const AttentionShape *s, bf16 *dqkv, const float *delta, const bf16 *dout, const float *lse, const bf16 *qkv, const float2 *rope, cudaStream_t stream) {
     const auto kernel = flash_dkv_kernel<D, WGS, BM, WG>;
     const int bytes = DkvTiles<D, WGS, BM>::BYTES;
     flash_prepare((const void *)kernel, bytes);
-    kernel<<<flash_grid((int64_t)s->B * s->kv_heads, s->T, WGS * 64), WGS * 128, bytes, stream>>>(dqkv, delta, dout, lse, qkv, *s, flash_scale(s), flash_section(s, 2 * (s->heads / s->kv_heads)));
+    kernel<<<flash_grid((int64_t)s->B * s->kv_heads, s->T, WGS * 64), WGS * 128, bytes, stream>>>(dqkv, delta, dout, lse, qkv, rope, *s, flash_scale(s), flash_section(s, 2 * (s->heads / s->kv_heads)));
     CUDA_LAUNCHED();
 }
 
@@ -409,13 +435,13 @@ static void flash_forward_of(const AttentionShape *s, bf16 *out, float *lse, con
     else flash_forward_launch<D, 1, 64, false>(s, out, lse, qkv, stream);
 }
 template <int D>
-static void flash_backward_of(const AttentionShape *s, bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, cudaStream_t stream) {
+static void flash_backward_of(const AttentionShape *s, bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, const float2 *rope, cudaStream_t stream) {
     if (flash_on_hopper()) {
-        flash_dq_launch<D, 1, 64, true>(s, dqkv, delta, dout, out, lse, qkv, stream);
-        flash_dkv_launch<D, 1, 64, true>(s, dqkv, delta, dout, lse, qkv, stream);
+        flash_dq_launch<D, 1, 64, true>(s, dqkv, delta, dout, out, lse, qkv, rope, stream);
+        flash_dkv_launch<D, 1, 64, true>(s, dqkv, delta, dout, lse, qkv, rope, stream);
     } else {
-        flash_dq_launch<D, 1, 64, false>(s, dqkv, delta, dout, out, lse, qkv, stream);
-        flash_dkv_launch<D, 1, 64, false>(s, dqkv, delta, dout, lse, qkv, stream);
+        flash_dq_launch<D, 1, 64, false>(s, dqkv, delta, dout, out, lse, qkv, rope, stream);
+        flash_dkv_launch<D, 1, 64, false>(s, dqkv, delta, dout, lse, qkv, rope, stream);
     }
 }
 // See attention.cuh for the arguments.
@@ -423,10 +449,10 @@ FN void flash_forward(const AttentionShape *s, bf16 *out, float *lse, const bf16
     if (s->head_dim == 128) flash_forward_of<128>(s, out, lse, qkv, stream);
     else flash_forward_of<64>(s, out, lse, qkv, stream);
 }
-FN void flash_backward(const AttentionShape *s, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv,
+FN void flash_backward(const AttentionShape *s, bf16 *dqkv, const bf16 *dout, const bf16 *out, const float *lse, const bf16 *qkv, const float2 *rope,
                        void *workspace, cudaStream_t stream) {
-    if (s->head_dim == 128) flash_backward_of<128>(s, dqkv, (float *)workspace, dout, out, lse, qkv, stream);
-    else flash_backward_of<64>(s, dqkv, (float *)workspace, dout, out, lse, qkv, stream);
+    if (s->head_dim == 128) flash_backward_of<128>(s, dqkv, (float *)workspace, dout, out, lse, qkv, rope, stream);
+    else flash_backward_of<64>(s, dqkv, (float *)workspace, dout, out, lse, qkv, rope, stream);
 }
 
 #endif

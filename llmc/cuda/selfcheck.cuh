@@ -106,7 +106,7 @@ FN void selfcheck_attention(SelfCheck *s) {
     float *lse = (float *)arena_take(&arena, (int64_t)CHECK_B * CHECK_HEADS * CHECK_T * 4);
     AttentionPlan *p = attention_create(CHECK_B, CHECK_T, CHECK_HEADS, 1, CHECK_D, ATTENTION_AUTO, 0);
     attention_forward(p, out, lse, qkv, 0);
-    for (int i = 0; i < 2; i++) attention_backward(p, dqkv[i], dout, out, lse, qkv, 0);
+    for (int i = 0; i < 2; i++) attention_backward(p, dqkv[i], dout, out, lse, qkv, NULL, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
     float *values = emulated_values(qkv, 1, n_qkv, 0), *result = emulated_values(out, 1, n_out, 0), *d = emulated_values(dout, 1, n_out, 0);
     float *gradient = emulated_values(dqkv[0], 1, n_qkv, 0), *again = emulated_values(dqkv[1], 1, n_qkv, 0);

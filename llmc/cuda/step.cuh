@@ -156,10 +156,8 @@ FN void layer_backward(Llama *m, int layer) {
     measure_dgrad(m, attn_out, m->small, m->d_stream, M);
     linear_wgrad(attn_out, &m->work, m->d_stream, l->attn, M);
     measure_wgrad(m, attn_out, m->d_stream, l->attn, M);
-    mark(m, FAMILY_ATTENTION_BACKWARD, 0);
-    attention_backward(m->attention, m->big, m->small, l->attn, l->lse, l->qkv, m->stream);
-    mark(m, FAMILY_ROPE, 4.0 * (double)(M * (c->width + llama_kv_width(c))));
-    rope_backward_launch(m->big, m->rope, M, c->seq, c->heads, c->kv_heads, llama_head_dim(c), m->stream);
+    mark(m, FAMILY_ATTENTION_BACKWARD, 0);                             // and RoPE's, which the own kernels do on their way
+    attention_backward(m->attention, m->big, m->small, l->attn, l->lse, l->qkv, m->rope, m->stream);
     linear_dgrad(qkv, &m->work, m->small, m->big, M);
     measure_dgrad(m, qkv, m->small, m->big, M);
     norm_backward(m, PARAM_ATTN_NORM, layer, normed_again, m->small, l->residual_attn, l->rstd_attn, 0);
