@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Does Hugging Face transformers read a checkpoint as the same model?
 
-  dev/test/check_transformers.py RUN_FOLDER [--logits-program PROGRAM] [--spoil KEY=FACTOR]
+  dev/test/check_transformers.py RUN_FOLDER... [--logits-program PROGRAM [--must-notice KEY=FACTOR]...]
 
-Loads the newest checkpoint of a finished run with LlamaForCausalLM (float32 arithmetic), evaluates it on the validation tokens
+Loads the newest checkpoint of each finished run with LlamaForCausalLM (float32 arithmetic), evaluates it on the validation tokens
 that the run's last evaluation used, and compares the loss with the logged one. Needs torch and transformers.
 Tolerance 0.2 %: the trainer rounds lm_head's operands, and on the GPU all activations, to BF16 (2^-9 relative, averaged over
 thousands of tokens); an exchanged name, a wrong rotary convention or norm epsilon moves the loss by far more.
@@ -17,7 +17,8 @@ float32 logits of transformers. Two bounds, both must hold:
   - Yardstick. Twice what transformers' own BF16 logits err: both round alike, each at places of its own choice.
 The trainer's forward under the run's own recipe (FP8, FP4) is another function of the same weights: printed, not judged. So is
 that under fp32, which on the CPU rounds nothing to BF16.
---spoil multiplies a number of the model's configuration (rms_norm_eps, rope_theta) before transformers loads it: a check of this check.
+--must-notice checks this check: the first run's model is loaded once more with that number of its configuration (rms_norm_eps, rope_theta)
+multiplied, and the comparison must fail.
 Last line: "N passed, N failed".
 """
 import argparse, glob, json, math, os, struct, subprocess, sys, tempfile
@@ -89,38 +90,51 @@ def compare_logits(checkpoint, options, tokens, program, spoil):
         rounded = load_model(checkpoint, torch.bfloat16, spoil)(x).logits.double()
     error = lambda a: ((a - reference).norm() / reference.norm()).item()
     ours = program_logits(program, checkpoint, "bf16", x)
-    others = {recipe: error(program_logits(program, checkpoint, recipe, x)) for recipe in sorted({"fp32", options["recipe"]} - {"bf16"})}
+    others = {} if spoil else {recipe: error(program_logits(program, checkpoint, recipe, x)) for recipe in sorted({"fp32", options["recipe"]} - {"bf16"})}
     ours_error, yardstick = error(ours), error(rounded)
     bound = math.sqrt(13 * model.config.num_hidden_layers + 2) * 2**-9
     agree = lambda a: 100 * (a.argmax(-1) == reference.argmax(-1)).double().mean().item()
     text = (f"{reference.numel()} logits: error {ours_error:.3e}; bounds {bound:.3e} and twice transformers' BF16 error {yardstick:.3e}; "
-            f"same largest {agree(ours):.2f} % (transformers' BF16 {agree(rounded):.2f} %); " + ", ".join(f"under {recipe} {e:.1e}" for recipe, e in others.items()))
+            f"same largest {agree(ours):.2f} % (transformers' BF16 {agree(rounded):.2f} %)" + "".join(f"; under {recipe} {e:.1e}" for recipe, e in others.items()))
     return text, ours_error <= min(bound, 2 * yardstick)               # a NaN is not
 
 
-def main():
+def check_run(run, program, spoil=None):
+    """-> what to print, and whether the run's newest checkpoint is the same model."""
     import torch
-    parser = argparse.ArgumentParser()
-    parser.add_argument("run")
-    parser.add_argument("--logits-program")
-    parser.add_argument("--spoil")
-    args = parser.parse_args()
-    spoil = args.spoil and (args.spoil.split("=")[0], float(args.spoil.split("=")[1]))
-    with open(os.path.join(args.run, "log.jsonl"), encoding="utf-8") as f:
+    with open(os.path.join(run, "log.jsonl"), encoding="utf-8") as f:
         lines = [json.loads(line) for line in f]
     options = next(line["run"]["options"] for line in lines if "run" in line)
-    checkpoint = sorted(glob.glob(os.path.join(args.run, "step_*")))[-1]
+    checkpoint = sorted(glob.glob(os.path.join(run, "step_*")))[-1]
     tokens = read_tokens(options["val-data"])
-    if args.logits_program:
-        text, ok = compare_logits(checkpoint, options, tokens, args.logits_program, spoil)
-    else:
-        logged = [line for line in lines if "eval" in line][-1]
-        if int(checkpoint[-8:]) != logged["eval"]:
-            sys.exit(f"error: {checkpoint} is not the model of the last evaluation (step {logged['eval']}); train with --save-every at the last step")
-        text, ok = compare_loss(load_model(checkpoint, torch.float32, spoil), options, tokens, logged["val_loss"])
-    print(f"{checkpoint}: {text} {'ok' if ok else 'FAILED'}")
-    print(f"{int(ok)} passed, {int(not ok)} failed")
-    sys.exit(not ok)
+    if program:
+        return compare_logits(checkpoint, options, tokens, program, spoil)
+    logged = [line for line in lines if "eval" in line][-1]
+    if int(checkpoint[-8:]) != logged["eval"]:
+        sys.exit(f"error: {checkpoint} is not the model of the last evaluation (step {logged['eval']}); train with --save-every at the last step")
+    return compare_loss(load_model(checkpoint, torch.float32, None), options, tokens, logged["val_loss"])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", nargs="+", metavar="RUN_FOLDER")
+    parser.add_argument("--logits-program")
+    parser.add_argument("--must-notice", action="append", default=[], metavar="KEY=FACTOR")
+    args = parser.parse_args()
+    if args.must_notice and not args.logits_program:
+        parser.error("--must-notice needs --logits-program")
+    good = []
+    for run in args.runs:
+        text, ok = check_run(run, args.logits_program)
+        good.append(ok)
+        print(f"{os.path.basename(os.path.normpath(run))}: {text} {'ok' if ok else 'FAILED'}", flush=True)
+    for spoil in args.must_notice:
+        key, factor = spoil.split("=")
+        text, ok = check_run(args.runs[0], args.logits_program, (key, float(factor)))
+        good.append(not ok)
+        print(f"{spoil}: {text} {'FAILED to be noticed' if ok else 'noticed'}", flush=True)
+    print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
+    sys.exit(not all(good))
 
 
 if __name__ == "__main__":
