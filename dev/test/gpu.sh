@@ -20,15 +20,32 @@ result() { # NAME PASSED FAILED : one line, and the log's end when something fai
 }
 timed() { local t=$SECONDS; "$@" >"$log" 2>&1; rc=$?; seconds=$((SECONDS - t)); }
 # suite NAME COMMAND... : a program whose last words are "N passed, N failed"
-suite() {
-    local name=$1 p f; shift
-    timed "$@"
+suite() { local name=$1; shift; timed "$@"; verdict "$name"; }
+verdict() { # NAME : the result of a suite that ended with $rc after $seconds and left $log
+    local name=$1 p f
     if grep -qE '^[0-9]+ passed, [0-9]+ failed' "$log"; then
         read -r p f < <(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -1 | sed -E 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/')
     else p=0; f=1; fi
     [ "$rc" = 0 ] || [ "$f" -gt 0 ] || f=1                 # died after its checks
     [ $((p + f)) -gt 0 ] || f=1                            # checked nothing
     result "$name" "$p" "$f"
+}
+# Suites that share the machine: start NAME COMMAND... runs one beside the others when fewer than $at_once run; collect waits and reports them.
+at_once=$(($(nproc) * 3 / 4 > 2 ? $(nproc) * 3 / 4 : 2)); started_names=()
+start() {
+    local at=$tmp/suite-${#started_names[@]}; started_names+=("$1"); shift
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done      # the CPU's trainings, where they still run, count too
+    { t=$SECONDS; timeout 240 "$@" >"$at.log" 2>&1; echo $? $((SECONDS - t)) >"$at.rc"; } &
+}
+collect() {
+    local i
+    for i in "${!started_names[@]}"; do
+        log=$tmp/suite-$i.log
+        while [ ! -s "$tmp/suite-$i.rc" ]; do sleep 0.2; done
+        read -r rc seconds <"$tmp/suite-$i.rc"
+        verdict "${started_names[$i]}"
+    done
+    log=$tmp/log
 }
 # one NAME COMMAND... : a single check, by exit status
 one() { local name=$1; shift; timed "$@"; if [ "$rc" = 0 ]; then result "$name" 1 0; else result "$name" 0 1; fi; }
@@ -66,15 +83,9 @@ if [ $curve = 1 ]; then
     done
 fi
 
-for l in "${ladders[@]}"; do suite "${l##*/} --quick" "$l" --quick; done
-suite "test_gpt2" build/test_gpt2
-suite "test_linear_gpu" build/test_linear_gpu
-suite "test_backend_gpu" build/test_backend_gpu
-suite "test_selfcheck_gpu" build/test_selfcheck_gpu
+# The counters are the whole card's: nothing beside this.
 if command -v ncu >/dev/null; then suite "test_bytes_gpu" build/test_bytes_gpu; else echo "bytes moved: no ncu here, skipped"; fi
 suite "two processes on this card" env TRAINER=./train_gpt_nvfp4 python3 dev/test/dist_gpu.py
-if python3 -c "import torch, transformers" 2>/dev/null; then suite "logits against transformers" dev/test/transformers_gpu.sh
-else echo "logits against transformers: torch and transformers are not here, skipped"; fi
 one "--check" ./train_gpt_nvfp4 --check --out "$tmp/none"
 
 for recipe in "${recipes[@]}"; do
@@ -97,6 +108,15 @@ too_large() { train ./train_gpt_nvfp4 bf16 "$tmp/none" --steps 1 --model 1.9B --
 one "no GPU is an error of one line" refuses "no NVIDIA GPU" no_gpu
 one "too large for the card: by how much, what helps" refuses "too little.*--recompute block.*--batch" too_large
 
+# The rest share the machine; the longest first.
+export OMP_NUM_THREADS=2
+if python3 -c "import torch, transformers" 2>/dev/null; then start "logits against transformers" dev/test/transformers_gpu.sh
+else echo "logits against transformers: torch and transformers are not here, skipped"; fi
+start "test_backend_gpu" build/test_backend_gpu
+for l in stats quantize quantize_mx; do start "$l --quick" "build/cuda/$l" --quick; done
+for l in "${ladders[@]}"; do case ${l##*/} in stats|quantize|quantize_mx) ;; *) start "${l##*/} --quick" "$l" --quick ;; esac; done
+for t in test_gpt2 test_linear_gpu test_selfcheck_gpu; do start "$t" build/$t; done
+
 # compute-sanitizer, several programs at a time. cuDNN's and cuBLASLt's own kernels order shared memory by means that racecheck does
 # not know, and write by the copy engine, which initcheck does not see: reports that name them are left out. Where this version of
 # the tool can, memcheck does not look at them at all; initcheck must see what they write, and racecheck breaks on programs of which
@@ -115,23 +135,23 @@ sanitize() { # TOOL PROGRAM : leaves a log, and "STATUS SECONDS": 0 when the pro
 }
 if [ $sanitizer = 1 ]; then
     check=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer 2>/dev/null || true)
-    programs=(build/test_gpt2 build/test_linear_gpu); at_once=$(($(nproc) * 3 / 4 > 2 ? $(nproc) * 3 / 4 : 2))
+    programs=(build/test_gpt2 build/test_linear_gpu)
     for l in "${ladders[@]}"; do [ "$l" = build/cuda/gemm ] || programs+=("$l"); done   # gemm runs the library's kernels alone
     excluded=()
     if [ -n "$check" ] && "$check" --help 2>&1 | grep -q -- --kernel-name-exclude; then
         for name in cudnn nvjet cutlass cublas; do excluded+=(--kernel-name-exclude "kernel_substring=$name"); done
         "$check" "${excluded[@]}" true 2>&1 | grep -qiE 'unrecogni|invalid|unknown|more than once|cannot' && excluded=()
     fi
-    export OMP_NUM_THREADS=2
     began=$SECONDS; jobs_sanitizer=()
     for tool in racecheck initcheck memcheck; do           # the slowest first
         for p in "${programs[@]}"; do
             [ -n "$check" ] || continue
-            while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done  # the CPU's trainings, where they still run, count too
+            while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
             sanitize "$tool" "$p" & jobs_sanitizer+=($!)
         done
     done
     [ ${#jobs_sanitizer[@]} = 0 ] || wait "${jobs_sanitizer[@]}"
+    collect
     echo "compute-sanitizer took $((SECONDS - began)) s, $at_once programs at a time"
     for tool in racecheck initcheck memcheck; do
         for p in "${programs[@]}"; do
@@ -141,6 +161,7 @@ if [ $sanitizer = 1 ]; then
             if [ "$rc" = 0 ]; then result "$tool ${p##*/}" 1 0; else result "$tool ${p##*/}" 0 1; fi
         done
     done
+else collect
 fi
 
 if [ $curve = 1 ]; then
