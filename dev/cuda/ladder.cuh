@@ -3,7 +3,7 @@
 // A ladder is a standalone program: it checks every version of one kernel family against the CPU's functions, then times them.
 //   --quick   checks only
 //   --small   checks only, on the smallest shapes and kinds of data that reach every path: for tools under which a program runs a hundred times slower
-//   --large   also a check beyond 2^31 elements (needs about 20 GB of GPU memory)
+//   --large   only a check beyond 2^31 elements, where the ladder has one (needs about 20 GB of GPU memory)
 // Last line: "N passed, N failed"; exit status 1 if any failed.
 #ifndef LADDER_CUH
 #define LADDER_CUH
@@ -27,8 +27,8 @@ FN Ladder ladder_create(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) l.quick = 1;
         else if (strcmp(argv[i], "--small") == 0) l.quick = l.small = 1;
-        else if (strcmp(argv[i], "--large") == 0) l.large = 1;
-        else fatal_usage("%s: the options are --quick (checks only), --small (the same, on small shapes) and --large (beyond 2^31 elements)", argv[i]);
+        else if (strcmp(argv[i], "--large") == 0) l.quick = l.large = 1;
+        else fatal_usage("%s: the options are --quick (checks only), --small (the same, on small shapes) and --large (only what lies beyond 2^31 elements)", argv[i]);
     }
     int devices = 0;
     cudaError_t e = cudaGetDeviceCount(&devices);

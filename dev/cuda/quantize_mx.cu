@@ -326,6 +326,7 @@ static void time_shape(const Ladder *l, int64_t rows, int64_t cols) {
 
 int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
+    if (l.large) { check_large(&l); return ladder_finish(&l); }
     const OperandSpec quests[] = {quest_spec(32, SIGNS_NONE), quest_spec(0, SIGNS_NONE), quest_spec(16, SIGNS_RANDOM), quest_spec(64, SIGNS_RANDOM), quest_spec(128, SIGNS_RANDOM)};
     const OperandSpec srs[] = {sr_spec(32), sr_spec(0), sr_spec(16), sr_spec(64), sr_spec(128)};
     static const int64_t shapes[][2] = {{1, 32}, {3, 96}, {5, 128}, {127, 640}, {257, 1024}, {130, 192}};
@@ -350,7 +351,6 @@ int main(int argc, char **argv) {
             for (int naive = 0; along_n && along_m && naive < 2; naive++) check_sr(&l, naive, &spec, kind, s[0], s[1], 3);
         }
     }
-    if (l.large) check_large(&l);
     if (!l.quick) {
         ladder_ceilings(&l);
         static const int64_t sizes[][2] = {{65536, 640}, {65536, 1024}, {16384, 2048}, {65536, 2816}, {65536, 5632}};

@@ -389,6 +389,7 @@ static void time_square(const Ladder *l, int64_t rows, int64_t cols) {
 
 int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
+    if (l.large) { check_large(&l); return ladder_finish(&l); }
     if (!l.small) check_formulations(&l);
     static const int64_t tiled[][2] = {{128, 128}, {256, 384}, {384, 256}, {1024, 640}};
     for (const int64_t *s : tiled) for (DataKind kind : ladder_kinds(&l)) {
@@ -403,7 +404,6 @@ int main(int argc, char **argv) {
         check_square(&l, ROUND_FOUR_SIX, kind, s[0], s[1]);
         check_saved(&l, kind, s[0], s[1]);
     }
-    if (l.large) check_large(&l);
     if (!l.quick) {
         ladder_ceilings(&l);
         static const int64_t sizes[][2] = {{65536, 640}, {16384, 2048}, {16384, 5632}, {16384, 6144}, {16384, 11264}};

@@ -348,6 +348,7 @@ static void time_shape(const Ladder *l, int64_t M, int64_t N) {
 
 int main(int argc, char **argv) {
     Ladder l = ladder_create(argc, argv);
+    if (l.large) { check_large(&l); return ladder_finish(&l); }
     if (!l.small) check_formulations(&l);
     static const int64_t shapes[][2] = {{128, 128}, {256, 384}, {384, 256}, {1024, 640}};
     for (const int64_t *s : shapes) for (DataKind kind : ladder_kinds(&l)) {
@@ -355,7 +356,6 @@ int main(int argc, char **argv) {
         check_both(&l, kind, s[0], s[1]);
         check_requant(&l, kind, s[0], s[1]);
     }
-    if (l.large) check_large(&l);
     if (!l.quick) {
         ladder_ceilings(&l);
         static const int64_t sizes[][2] = {{65536, 640}, {65536, 1024}, {65536, 2816}, {16384, 2048}, {16384, 5632}, {65536, 5632}};

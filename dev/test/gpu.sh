@@ -112,6 +112,20 @@ one "too large for the card: by how much, what helps" refuses "too little.*--rec
 export OMP_NUM_THREADS=2
 if python3 -c "import torch, transformers" 2>/dev/null; then start "logits against transformers" dev/test/transformers_gpu.sh
 else echo "logits against transformers: torch and transformers are not here, skipped"; fi
+# Beyond 2^31 elements, one ladder at a time: each takes some 20 GB.
+large() {
+    local l p=0 f=0 a b
+    for l in quantize quantize_fp8 quantize_mx quantize_rivals rotate_eden; do
+        "build/cuda/$l" --large >"$1" 2>&1
+        cat "$1"
+        read -r a b < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' "$1")
+        p=$((p + ${a:-0})); f=$((f + ${b:-1}))
+    done
+    echo "$p passed, $f failed"
+    [ $f = 0 ]
+}
+export -f large
+start "beyond 2^31 elements" bash -c 'large "$1"' - "$tmp/large"
 start "test_backend_gpu" build/test_backend_gpu
 for l in stats quantize quantize_mx; do start "$l --quick" "build/cuda/$l" --quick; done
 for l in "${ladders[@]}"; do case ${l##*/} in stats|quantize|quantize_mx) ;; *) start "${l##*/} --quick" "$l" --quick ;; esac; done

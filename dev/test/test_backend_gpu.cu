@@ -339,6 +339,15 @@ static void check_bf16_layers(const char *recipe) {
     outcome_free(&plain); outcome_free(&all); outcome_free(&one);
 }
 
+// Few tokens and wide outputs: GEMMs are timed, products finished and operands made in little memory.
+static void check_few_tokens(const char *recipe) {
+    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 1, 0);
+    o.config.layers = 1; o.config.ffn = 2048;
+    Outcome r = run(&o, 0);
+    check(all_finite(&r), "%s, %d tokens, ffn %d: all values are finite", recipe, B * T, o.config.ffn);
+    outcome_free(&r);
+}
+
 int main(int argc, char **argv) {
     for (int i = 0; i < RECIPE_COUNT; i++) {
         int asked = argc == 1;
@@ -348,6 +357,7 @@ int main(int argc, char **argv) {
         outcome_free(&r);
         check_stats(RECIPES[i].name);
         check_causal(RECIPES[i].name);
+        check_few_tokens(RECIPES[i].name);
         if (recipe_is_quantized(&RECIPES[i])) check_bf16_layers(RECIPES[i].name);
     }
     check_state(0);

@@ -138,16 +138,14 @@ FN void fill_random(Llama *m, void *p, int64_t bytes) {
     fill_random_kernel<<<m->device.sms * 4, 256, 0, m->stream>>>((uint4 *)p, bytes / 16);
     CUDA_LAUNCHED();
 }
-// Times a linear's GEMMs on operands in the activations' memory, W in its place. A product that something is done to goes behind both.
+// Times a linear's GEMMs on operands in the activations' memory, W in its place. A product that something is done to goes where the passes have it.
 FN void tune_linear(Llama *m, const Linear *l, int64_t rows) {
     char *const x = m->arenas[ARENA_ACTIVATIONS].base + GEMM_WORKSPACE_BYTES + 4096, *const y = x + (rows * l->K * 2 + 255) / 256 * 256;
-    char *const product = y + (rows * l->N * 2 + 255) / 256 * 256;
     const int *const apart = l->plan->float_product;
-    if ((apart[0] || apart[1] || apart[2]) && product + larger(rows, larger(l->N, l->K)) * larger(l->N, l->K) * 4 > m->arenas[ARENA_ACTIVATIONS].base + m->layers_end)
-        fatal("no room to time GEMMs of %lld x %lld x %lld: this is a bug", (long long)rows, (long long)l->N, (long long)l->K);
+    void *const product = m->work.product;
     gemm_tune(&m->gemm, linear_shape(l, GEMM_FORWARD, rows), apart[GEMM_FORWARD] ? product : y, x, l->w, m->stream);
     gemm_tune(&m->gemm, linear_shape(l, GEMM_DGRAD, rows), apart[GEMM_DGRAD] ? product : x, y, l->w, m->stream);
-    gemm_tune(&m->gemm, linear_shape(l, GEMM_WGRAD, rows), apart[GEMM_WGRAD] ? (void *)product : l->dw, y, x, m->stream);
+    gemm_tune(&m->gemm, linear_shape(l, GEMM_WGRAD, rows), apart[GEMM_WGRAD] ? product : l->dw, y, x, m->stream);
 }
 // Each layer's GEMMs; native ones with the outputs where the passes have them.
 FN void tune_layer(Llama *m, LlamaLayer *l) {
