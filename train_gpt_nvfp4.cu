@@ -226,7 +226,8 @@ static void report_steps(Run *r, int64_t *reported, int64_t done) {
     for (; *reported < done; (*reported)++) {
         StepResult result = llama_step_result(r->model);
         outlier_add(&r->at.window, *reported, result.loss, result.grad_norm, result.finite);
-        metrics_step(&r->log, *reported + 1, &result, schedule_lr((ScheduleKind)r->c->schedule, *reported, r->c->steps, r->c->warmup_steps, r->c->lr, r->c->min_lr));
+        metrics_step(&r->log, *reported + 1, &result, schedule_lr((ScheduleKind)r->c->schedule, *reported, r->c->steps, r->c->warmup_steps, r->c->lr, r->c->min_lr),
+                     llama_step_seconds(r->model));
         if (!result.finite) step_skipped(r, *reported + 1, &result);
     }
 }
@@ -244,18 +245,16 @@ static void save(Run *r) {
 }
 static int due(int64_t interval, int64_t done) { return interval > 0 && done % interval == 0; }
 
-// What happens between steps: evaluation, samples, checkpoints. Training time stands still meanwhile.
+// What happens between steps: evaluation, samples, checkpoints.
 static void between_steps(Run *r) {
     const RunConfig *c = r->c;
     const int64_t done = r->at.step, last = done == c->steps;
-    metrics_pause(&r->log);
     if (r->data->has_val && (due(c->eval_every, done) || (last && c->eval_every > 0))) {
         r->at.val_loss = evaluate(r->model, r->data, c);
         metrics_eval(&r->log, done, r->at.val_loss);
     }
     if (due(c->sample_every, done) && dist_rank() == 0) sample_text(r->model, r->data, c, &r->log, done);
     if (due(c->save_every, done) || (last && c->save_every > 0) || r->stop) save(r);
-    metrics_go(&r->log);
 }
 
 static void train(Run *r) {

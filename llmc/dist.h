@@ -256,7 +256,7 @@ static void dist_fatal_together(const char *format, ...) {
     va_start(args, format);
     if (dist.rank != 0) {
         // Rank 0 may have a checkpoint to finish first.
-        for (const double until = net_clock() + dist_watch.timeout + 60; net_clock() < until;) net_sleep(0.1);
+        for (const double until = clock_seconds() + dist_watch.timeout + 60; clock_seconds() < until;) net_sleep(0.1);
         exit(1);
     }
     die_v(1, "error", format, args);

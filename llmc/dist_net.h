@@ -33,11 +33,6 @@ typedef struct {
 // What a rank says when it comes, and whom it came as.
 typedef struct { uint32_t magic; int32_t rank, size; DistMember member; } DistHello;
 
-FN double net_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 FN void net_sleep(double seconds) {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     (void)nanosleep(&t, NULL);       // cut short by a signal: the callers look at the clock
@@ -73,7 +68,7 @@ FN int net_listen(uint16_t *port) {
 FN int net_wait(int fd, short events, double deadline) {
     for (;;) {
         struct pollfd p = {fd, events, 0};
-        const double left = deadline - net_clock();
+        const double left = deadline - clock_seconds();
         const int rc = poll(&p, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
         if (rc > 0) return 1;
         if (rc == 0 && left <= 0) return 0;
@@ -124,7 +119,7 @@ FN int net_connect(struct in_addr address, uint16_t port, double deadline) {
         if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0) return fd;
         const int why = errno;
         close(fd);
-        if (net_clock() >= deadline) { errno = why; return -1; }
+        if (clock_seconds() >= deadline) { errno = why; return -1; }
         net_sleep(0.05);
     }
 }
@@ -152,7 +147,7 @@ FN void net_missing(const DistMember *members, int size, char *text, size_t room
 }
 // Rank 0: takes everybody's connection into control[] and sends the table. Missing ranks are named when time is up.
 FN void net_gather_members(int listener, int size, DistMember *members, int *control, double seconds) {
-    const double deadline = net_clock() + seconds;
+    const double deadline = clock_seconds() + seconds;
     for (int present = 1; present < size;) {
         DistHello hello;
         struct sockaddr_in from;
@@ -166,7 +161,7 @@ FN void net_gather_members(int listener, int size, DistMember *members, int *con
         const int fd = accept(listener, (struct sockaddr *)&from, &length);
         if (fd < 0) continue;
         net_prepare(fd);
-        const double soon = net_clock() + 5;
+        const double soon = clock_seconds() + 5;
         if (net_receive(fd, &hello, sizeof hello, soon) != 0 || hello.magic != DIST_MAGIC) { close(fd); continue; }
         if (hello.size != size) fatal("rendezvous: rank %d on %.100s was started as one of %d processes, rank 0 as one of %d; give all the same WORLD_SIZE",
                                       hello.rank, hello.member.host, hello.size, size);
@@ -179,12 +174,12 @@ FN void net_gather_members(int listener, int size, DistMember *members, int *con
         present++;
     }
     for (int r = 1; r < size; r++)
-        if (net_send(control[r], members, (size_t)size * sizeof *members, net_clock() + seconds) != 0)
+        if (net_send(control[r], members, (size_t)size * sizeof *members, clock_seconds() + seconds) != 0)
             fatal("rendezvous: rank %d on %s is gone before the run began", r, members[r].host);
 }
 // Another rank: its connection to rank 0, the table filled.
 FN int net_join_members(struct in_addr master, const char *master_name, uint16_t port, int rank, int size, DistMember *members, double seconds) {
-    const double deadline = net_clock() + seconds;
+    const double deadline = clock_seconds() + seconds;
     const int fd = net_connect(master, port, deadline);
     if (fd < 0) fatal("rendezvous: rank 0 is missing: nothing answers at %s port %d for %.0f s (%s); see whether it was started there",
                       master_name, (int)port, seconds, strerror(errno));
@@ -202,7 +197,7 @@ FN int net_join_members(struct in_addr master, const char *master_name, uint16_t
 }
 // Connections of each pair: a rank calls those below it and is called by those above.
 FN void net_mesh(int listener, int rank, int size, const DistMember *members, int *data, double seconds) {
-    const double deadline = net_clock() + seconds;
+    const double deadline = clock_seconds() + seconds;
     for (int r = 0; r < rank; r++) {
         DistHello hello;
         memset(&hello, 0, sizeof hello);
@@ -222,7 +217,7 @@ FN void net_mesh(int listener, int rank, int size, const DistMember *members, in
         const int fd = accept(listener, NULL, NULL);
         if (fd < 0) continue;
         net_prepare(fd);
-        if (net_receive(fd, &hello, sizeof hello, net_clock() + 5) != 0 || hello.magic != DIST_MAGIC || hello.size != size ||
+        if (net_receive(fd, &hello, sizeof hello, clock_seconds() + 5) != 0 || hello.magic != DIST_MAGIC || hello.size != size ||
             hello.rank <= rank || hello.rank >= size || data[hello.rank] >= 0) { close(fd); continue; }
         data[hello.rank] = fd;
         left--;

@@ -42,7 +42,7 @@ FN void watch_send(int r, const WatchFrame *f) {
     if (w->control[r] < 0) return;
     pthread_mutex_lock(&w->lock);
     // Who is gone is found by reading. A beat to one that does not read is left out, whole, so that frames stay frames.
-    if (f->kind != FRAME_BEAT || net_wait(w->control[r], POLLOUT, 0)) (void)net_send(w->control[r], f, sizeof *f, net_clock() + 1);
+    if (f->kind != FRAME_BEAT || net_wait(w->control[r], POLLOUT, 0)) (void)net_send(w->control[r], f, sizeof *f, clock_seconds() + 1);
     pthread_mutex_unlock(&w->lock);
 }
 FN void watch_say(int kind, const char *text) {
@@ -76,7 +76,7 @@ FN void watch_end(const char *text, int tell) {
     _exit(1);
 }
 FN void watch_enter(void) {
-    double now = net_clock();
+    double now = clock_seconds();
     __atomic_store(&dist_watch.since, &now, __ATOMIC_RELEASE);
     __atomic_add_fetch(&dist_watch.exchange, 1, __ATOMIC_ACQ_REL);
 }
@@ -91,7 +91,7 @@ FN WatchFrame watch_beat(void) {
     f.kind = FRAME_BEAT;
     __atomic_load(&dist_watch.since, &since, __ATOMIC_ACQUIRE);
     f.exchange = __atomic_load_n(&dist_watch.exchange, __ATOMIC_ACQUIRE);
-    f.waiting = since > 0 ? (float)(net_clock() - since) : 0;
+    f.waiting = since > 0 ? (float)(clock_seconds() - since) : 0;
     return f;
 }
 
@@ -102,14 +102,14 @@ FN void watch_find_hang(void) {
     size_t used = 0;
     int waits = -1;
     w->heard[0] = watch_beat();
-    w->heard_at[0] = net_clock();
-    if (__atomic_load_n(&w->alone, __ATOMIC_ACQUIRE)) w->alone_until = net_clock() + 2;
-    if (net_clock() < w->alone_until) return;              // what the others last said of their waiting may be of before
+    w->heard_at[0] = clock_seconds();
+    if (__atomic_load_n(&w->alone, __ATOMIC_ACQUIRE)) w->alone_until = clock_seconds() + 2;
+    if (clock_seconds() < w->alone_until) return;              // what the others last said of their waiting may be of before
     for (int r = 0; r < w->size; r++)
         if (w->heard[r].waiting > w->timeout && (waits < 0 || w->heard[r].exchange > w->heard[waits].exchange)) waits = r;
     if (waits < 0) return;
     for (int r = 0; r < w->size; r++) {
-        const int behind = w->heard[r].exchange < w->heard[waits].exchange || w->heard[r].waiting == 0 || net_clock() - w->heard_at[r] > w->timeout;
+        const int behind = w->heard[r].exchange < w->heard[waits].exchange || w->heard[r].waiting == 0 || clock_seconds() - w->heard_at[r] > w->timeout;
         if (behind && used + 64 < sizeof late)
             used += (size_t)snprintf(late + used, sizeof late - used, "%srank %d on %.100s", used ? ", " : "", r, w->members[r].host);
     }
@@ -122,13 +122,13 @@ FN void watch_hear(int r) {
     Watch *w = &dist_watch;
     WatchFrame f;
     char text[480];
-    if (net_receive(w->control[r], &f, sizeof f, net_clock() + 5) != 0) {
+    if (net_receive(w->control[r], &f, sizeof f, clock_seconds() + 5) != 0) {
         snprintf(text, sizeof text, "rank %d on %s died: its connection broke; its own output may say why, the last checkpoint stands, go on with --resume auto",
                  r, w->members[r].host);
         watch_end(text, 1);
         w->control[r] = -1;                                            // this process is ending by itself
     } else if (f.kind == FRAME_END) { f.text[sizeof f.text - 1] = '\0'; watch_end(f.text, w->rank == 0); }
-    else { w->heard[r] = f; w->heard_at[r] = net_clock(); }
+    else { w->heard[r] = f; w->heard_at[r] = clock_seconds(); }
 }
 FN void *watch_thread(void *unused) {
     Watch *w = &dist_watch;
@@ -139,15 +139,15 @@ FN void *watch_thread(void *unused) {
         for (int r = 0; r < w->size; r++) { p[r].fd = w->control[r]; p[r].events = POLLIN; p[r].revents = 0; }
         (void)poll(p, (nfds_t)w->size, 100);
         for (int r = 0; r < w->size; r++) if (p[r].revents && !__atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) watch_hear(r);
-        if (net_clock() - last < 0.25 + w->size / 1024.0 || __atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) continue;
-        last = net_clock();
+        if (clock_seconds() - last < 0.25 + w->size / 1024.0 || __atomic_load_n(&w->ending, __ATOMIC_ACQUIRE)) continue;
+        last = clock_seconds();
         const WatchFrame beat = watch_beat();
         for (int r = 0; r < w->size; r++) watch_send(r, &beat);
         if (w->rank == 0) { watch_find_hang(); continue; }
         // Rank 0 would have said who hangs, if it were alive.
-        if (beat.waiting > w->timeout && net_clock() - w->heard_at[0] > w->timeout + 5) {
+        if (beat.waiting > w->timeout && clock_seconds() - w->heard_at[0] > w->timeout + 5) {
             char text[256];
-            snprintf(text, sizeof text, "rank 0 on %s hangs: nothing was heard from it for %.0f s", w->members[0].host, net_clock() - w->heard_at[0]);
+            snprintf(text, sizeof text, "rank 0 on %s hangs: nothing was heard from it for %.0f s", w->members[0].host, clock_seconds() - w->heard_at[0]);
             watch_end(text, 1);
         }
     }
@@ -159,7 +159,7 @@ FN void watch_start(void) {
     sigset_t all, before;
     w->heard = (WatchFrame *)xcalloc((size_t)w->size, sizeof *w->heard);
     w->heard_at = (double *)xcalloc((size_t)w->size, sizeof *w->heard_at);
-    for (int r = 0; r < w->size; r++) w->heard_at[r] = net_clock();
+    for (int r = 0; r < w->size; r++) w->heard_at[r] = clock_seconds();
     if (pthread_mutex_init(&w->lock, NULL) != 0) fatal("out of memory while the group of processes was set up");
     // Signals are main's: the thread is born with all of them blocked.
     sigfillset(&all);

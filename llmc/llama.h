@@ -210,6 +210,8 @@ FN void llama_step_end(Llama *m, const AdamWOptions *adamw);
 FN void llama_step_limits(Llama *m, float loss, float grad_norm);
 // The result of the last step ended, in order; waits for it. On the GPU steps run ahead of the host: call it one step late.
 FN StepResult llama_step_result(Llama *m);
+// How long the step took whose result was read last: seconds from llama_step_begin to the end of llama_step_end, where they were computed.
+FN double llama_step_seconds(const Llama *m);
 
 // Between llama_step_begin and the first micro-batch, which is then measured; costs that micro-batch a few times its time.
 FN void llama_stats_begin(Llama *m);

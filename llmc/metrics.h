@@ -33,9 +33,8 @@ typedef struct Metrics {
     int fd;                          // of the log, -1: closed
     char path[PATH_TEXT];
     int64_t first, done;             // steps done at the start, and now
-    double start, last;              // seconds: when this process began to train, when the last step ended
-    double paused_at;                // when the clock was stopped, 0: it runs
-    double trained;                  // seconds of training, pauses left out
+    double start;                    // clock_seconds() when this process began to train
+    double trained;                  // seconds of all steps: evaluation, samples and checkpoints do not count
     double smooth, weight;           // running mean of the seconds a step, for the console
     double val_loss;                 // NaN: none yet
 } Metrics;
@@ -43,11 +42,6 @@ typedef struct Metrics {
 // ---------------------------------------------------------------------------------------------------------------------
 // The machine
 
-FN double clock_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 // The processor's name as the system gives it, "unknown" where it does not.
 FN void cpu_name(char *name, size_t size) {
     char line[512];
@@ -203,13 +197,7 @@ FN void metrics_open(Metrics *x, const RunConfig *c, const MetricsInfo *info, in
         log_open(x, fresh ? O_EXCL : 0);
         if (fresh) log_write_header(x);
     }
-    x->start = x->last = clock_seconds();
-}
-// Time between pause and go (evaluation, samples, checkpoints) does not count against the speed.
-FN void metrics_pause(Metrics *x) { if (x->paused_at == 0) x->paused_at = clock_seconds(); }
-FN void metrics_go(Metrics *x) {
-    if (x->paused_at != 0) x->last += clock_seconds() - x->paused_at;
-    x->paused_at = 0;
+    x->start = clock_seconds();
 }
 FN void format_duration(double seconds, char text[32]) {
     long long s = seconds < 0 || !(seconds < 1e9) ? 0 : (long long)(seconds + 0.5);
@@ -231,11 +219,10 @@ FN void metrics_print_step(const Metrics *x, const StepResult *r, double lr) {
 }
 // Whether what kept a step's update back was a limit of --outlier-z, not NaN or infinity.
 FN int step_is_finite(const StepResult *r) { return isfinite(r->loss) && isfinite(r->grad_norm); }
-// Step number `done` (the first is 1) ended: its log line, and its console line every --log-every steps and after the last.
-FN void metrics_step(Metrics *x, int64_t done, const StepResult *r, double lr) {
-    const double now = clock_seconds(), seconds = now - x->last > 1e-9 ? now - x->last : 1e-9;
+// Step number `done` (the first is 1) ended, and took so many seconds: its log line, and its console line every --log-every steps and after the last.
+FN void metrics_step(Metrics *x, int64_t done, const StepResult *r, double lr, double seconds) {
+    seconds = seconds > 1e-9 ? seconds : 1e-9;
     const double rate = (double)x->c->total_batch / seconds;
-    x->last = now;
     x->done = done;
     x->trained += seconds;
     x->smooth = 0.9 * x->smooth + 0.1 * seconds;
@@ -248,7 +235,7 @@ FN void metrics_step(Metrics *x, int64_t done, const StepResult *r, double lr) {
     json_add_float(line, "grad_norm", r->grad_norm);
     json_add_float(line, "lr", (float)lr);
     if (!r->finite) json_add_text(line, "skipped", step_is_finite(r) ? "outlier" : "not finite");
-    json_add_float(timing, "time_s", (float)(now - x->start));
+    json_add_float(timing, "time_s", (float)(clock_seconds() - x->start));
     json_add_float(timing, "step_s", (float)seconds);
     json_add_float(timing, "tokens_per_s", (float)rate);
     if (x->info.peak_flops > 0) json_add_float(timing, "mfu", (float)metrics_mfu(x, rate));

@@ -74,11 +74,6 @@ typedef struct {
     double copied_s, written_s;      // how long copying and writing took
 } Saver;
 
-FN double saver_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 static Saver *saver_of_process;      // NULL: none
 // A run that ends by an error elsewhere finishes the save in flight first: its folder's lock (lock.h) goes only after that.
 FN void saver_at_exit(void) {
@@ -96,13 +91,13 @@ FN void saver_init(Saver *s, const char *out, int64_t saved) {
 }
 FN void *saver_thread(void *context) {
     Saver *s = (Saver *)context;
-    const double start = saver_clock();
+    const double start = clock_seconds();
     // EINVAL: what the log is written to cannot be flushed (a pipe).
     if (s->log_fd >= 0 && fsync(s->log_fd) != 0 && errno != EINVAL)
         s->failed = set_error(s->error, sizeof s->error, "%s/log.jsonl: cannot write to the disk: %s; free some space, then go on with --resume auto",
                               s->out, strerror(errno));
     else s->failed = checkpoint_write(s->out, &s->copy, s->error, sizeof s->error);
-    s->written_s = saver_clock() - start;
+    s->written_s = clock_seconds() - start;
     __atomic_store_n(&s->done, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -130,9 +125,9 @@ FN void saver_poll(Saver *s) {
 FN void saver_start(Saver *s, Llama *m, const RunConfig *c, const CheckpointState *state, int log_fd) {
     sigset_t all, before;
     saver_wait(s);
-    const double start = saver_clock();
+    const double start = clock_seconds();
     checkpoint_copy(&s->copy, m, c, state);
-    s->copied_s = saver_clock() - start;
+    s->copied_s = clock_seconds() - start;
     s->done = s->failed = 0;
     s->log_fd = log_fd;
     // Signals are main's: the thread is born with all of them blocked.

@@ -45,11 +45,6 @@ FN int selfcheck_finish(const SelfCheck *s) {
     else printf("self-check: all %d checks are right\n", s->right);
     return s->wrong != 0;
 }
-FN double selfcheck_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic: what the number formats need of the compiler and the processor
@@ -117,7 +112,7 @@ FN int disk_write(const char *folder, double *seconds, char *error, size_t error
     uint32_t *words = (uint32_t *)xcalloc(piece, 1);
     for (size_t i = 0; i < piece / 4; i++) words[i] = (uint32_t)i * PHILOX_KEY0;  // not what a file system stores for nothing
     int rc = 0;
-    const double start = selfcheck_seconds();
+    const double start = clock_seconds();
     for (size_t done = 0; rc == 0 && done < SELFCHECK_DISK_BYTES;) {
         const ssize_t n = write(fd, (const char *)words + done % piece, piece - done % piece);
         if (n > 0) done += (size_t)n;
@@ -125,7 +120,7 @@ FN int disk_write(const char *folder, double *seconds, char *error, size_t error
             rc = set_error(error, error_size, "%s: writing stopped after %zu bytes: %s; free some space, or choose another --out", folder, done, n == 0 ? "nothing was taken" : strerror(errno));
     }
     if (rc == 0 && fsync(fd) != 0) rc = set_error(error, error_size, "%s: cannot flush a file to the disk: %s; choose another --out", folder, strerror(errno));
-    *seconds = selfcheck_seconds() - start;
+    *seconds = clock_seconds() - start;
     close(fd);
     free(words);
     return rc;

@@ -48,6 +48,7 @@ FN void llama_micro_step(Llama *m, int micro, const int32_t *tokens, const int32
 FN void llama_step_end(Llama *m, const AdamWOptions *adamw) { (void)m; (void)adamw; fake_computes_nothing(); }
 FN void llama_step_limits(Llama *m, float loss, float grad_norm) { (void)m; (void)loss; (void)grad_norm; }
 FN StepResult llama_step_result(Llama *m) { StepResult r = {0, 0, 0, 0}; (void)m; fake_computes_nothing(); return r; }
+FN double llama_step_seconds(const Llama *m) { (void)m; fake_computes_nothing(); return 0; }
 FN void llama_stats_begin(Llama *m) { (void)m; fake_computes_nothing(); }
 FN const LinearStats *llama_stats_end(Llama *m) { (void)m; fake_computes_nothing(); return NULL; }
 FN float llama_eval(Llama *m, const int32_t *tokens, const int32_t *targets) { (void)m; (void)tokens; (void)targets; fake_computes_nothing(); return 0; }

@@ -68,6 +68,7 @@ struct Llama {
     LinearStats *stats;                 // what was measured last
     double loss_sum;                    // of the step so far, over tokens
     StepResult result;
+    double step_began, step_seconds;    // clock_seconds() at the last llama_step_begin; to the end of llama_step_end
     float loss_limit, norm_limit;          // llama_step_limits
     Overlap overlap;                    // reduces gradients beside backward; without a thread in a single process
 };
@@ -443,6 +444,7 @@ FN void model_backward(Llama *m, const int32_t *tokens, int64_t B, int64_t T, in
 // A training step
 
 FN void llama_step_begin(Llama *m, int64_t step) {
+    m->step_began = clock_seconds();
     memset(m->grads, 0, (size_t)m->table.total * sizeof(float));
     m->work.step = step;
     m->weights_ready = 0;                                              // a stochastic forward draws anew each step
@@ -523,14 +525,17 @@ FN void llama_step_end(Llama *m, const AdamWOptions *o) {
     m->result.grad_norm = (float)norm;
     m->result.finite = isfinite(m->result.loss) && isfinite(m->result.grad_norm) &&
                        m->result.loss <= m->loss_limit && m->result.grad_norm <= m->norm_limit;
-    if (!m->result.finite) return;
-    const AdamWScalars k = adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step);
-    const float scale = o->clip > 0 && norm > o->clip ? (float)(o->clip / norm) : 1.0f;
-    const RngStream random = rng_stream(m->options.seed, (uint32_t)o->step, rng_address(RNG_MASTER, 0, 0, 0, 0, 0));
-    params_update(m, &k, scale, m->options.master_fp32 ? NULL : &random);
-    m->weights_ready = 0;
+    if (m->result.finite) {
+        const AdamWScalars k = adamw_scalars(o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->step);
+        const float scale = o->clip > 0 && norm > o->clip ? (float)(o->clip / norm) : 1.0f;
+        const RngStream random = rng_stream(m->options.seed, (uint32_t)o->step, rng_address(RNG_MASTER, 0, 0, 0, 0, 0));
+        params_update(m, &k, scale, m->options.master_fp32 ? NULL : &random);
+        m->weights_ready = 0;
+    }
+    m->step_seconds = clock_seconds() - m->step_began;
 }
 FN StepResult llama_step_result(Llama *m) { return m->result; }
+FN double llama_step_seconds(const Llama *m) { return m->step_seconds; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Without gradients

@@ -206,7 +206,7 @@ FN void host_prepare(Llama *m) {
     CUDA_CHECK(cudaMallocHost((void **)&m->host_stats, RESULT_SLOTS * sizeof(StepStats)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_loss, sizeof(double)));
     for (int i = 0; i < TOKEN_SLOTS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&m->tokens_sent[i], cudaEventDisableTiming));
-    for (int i = 0; i < RESULT_SLOTS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&m->result_ready[i], cudaEventDisableTiming));
+    for (int i = 0; i < RESULT_SLOTS; i++) { CUDA_CHECK(cudaEventCreate(&m->step_begun[i])); CUDA_CHECK(cudaEventCreate(&m->result_ready[i])); }
 }
 // A model whose parameters are zero. verbose: the GEMMs chosen and attention's backend are printed.
 FN Llama *llama_create_verbose(const LlamaOptions *o, int verbose) {
@@ -249,7 +249,7 @@ FN void llama_free(Llama *m) {
     CUDA_CHECK(cudaFreeHost(m->host_stats));
     CUDA_CHECK(cudaFreeHost(m->host_loss));
     for (int i = 0; i < TOKEN_SLOTS; i++) CUDA_CHECK(cudaEventDestroy(m->tokens_sent[i]));
-    for (int i = 0; i < RESULT_SLOTS; i++) CUDA_CHECK(cudaEventDestroy(m->result_ready[i]));
+    for (int i = 0; i < RESULT_SLOTS; i++) { CUDA_CHECK(cudaEventDestroy(m->step_begun[i])); CUDA_CHECK(cudaEventDestroy(m->result_ready[i])); }
     CUDA_CHECK(cudaStreamDestroy(m->stream));
     model_shape_free(m);
     free(m->stats);

@@ -99,7 +99,8 @@ struct Llama {
     int32_t *host_tokens;                  // pinned: (TOKEN_SLOTS, 2, M)
     StepStats *host_stats;                 // pinned: (RESULT_SLOTS)
     double *host_loss;                     // pinned
-    cudaEvent_t tokens_sent[TOKEN_SLOTS], result_ready[RESULT_SLOTS];
+    cudaEvent_t tokens_sent[TOKEN_SLOTS], step_begun[RESULT_SLOTS], result_ready[RESULT_SLOTS];
+    float step_ms;                         // of the step whose result was read last
     int64_t micro_steps, steps_ended, steps_read;
     float loss_limit, norm_limit;          // llama_step_limits
 };

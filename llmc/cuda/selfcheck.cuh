@@ -158,11 +158,11 @@ FN int selfcheck_run_gpu(const char *out) {
     selfcheck_machine();
     selfcheck_arithmetic(&s);
     if (selfcheck_driver(&s) && selfcheck_card(&s, &major)) {
-        const double start = selfcheck_seconds();
+        const double start = clock_seconds();
         selfcheck_nvfp4(&s, major);
         selfcheck_attention(&s);
         selfcheck_nccl(&s);
-        selfcheck_note("the card's checks took %.1f s", selfcheck_seconds() - start);
+        selfcheck_note("the card's checks took %.1f s", clock_seconds() - start);
     } else selfcheck_note("NVFP4, attention and NCCL were not checked: no card that this program can use");
     selfcheck_disk(&s, out);
     return selfcheck_finish(&s);

@@ -214,6 +214,7 @@ FN void weights_forget(Llama *m, int forward) {
     }
 }
 FN void llama_step_begin(Llama *m, int64_t step) {
+    CUDA_CHECK(cudaEventRecord(m->step_begun[m->steps_ended % RESULT_SLOTS], m->stream));
     m->work.step = (uint32_t)step;
     weights_forget(m, m->weights_changed);
     CUDA_CHECK(cudaMemsetAsync(m->loss_sum, 0, 2 * sizeof(double), m->stream));
@@ -248,10 +249,12 @@ FN StepResult llama_step_result(Llama *m) {
     if (m->steps_read == m->steps_ended) fatal("a step's result was asked for before a step ended: this is a bug");
     const int slot = (int)(m->steps_read++ % RESULT_SLOTS);
     dist_event_wait(&m->options, m->result_ready[slot]);
+    CUDA_CHECK(cudaEventElapsedTime(&m->step_ms, m->step_begun[slot], m->result_ready[slot]));
     const StepStats *s = &m->host_stats[slot];
     const StepResult result = {s->loss, s->norm, s->finite, s->culprit};
     return result;
 }
+FN double llama_step_seconds(const Llama *m) { return 1e-3 * (double)m->step_ms; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Without gradients
