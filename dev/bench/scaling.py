@@ -2,7 +2,7 @@
 """Predicts the step time on 1 to 1024 GPUs, on paper, from a model's sizes, one measured step on one GPU, and link speeds. Nothing here was measured
 on several GPUs.
 
-  dev/bench/scaling.py [--model 1.9B] [--step-ms 342.10] [--zero 0|1] [--reduce-dtype float32|bf16] [--total-batch TOKENS] [--weak]
+  dev/bench/scaling.py [--model 1.9B] [--step-ms 338.87] [--zero 0|1] [--reduce-dtype float32|bf16] [--total-batch TOKENS] [--weak]
 
 Defaults: the step of one H200 of dev/bench/h200.md (bf16, one micro-batch of the preset's batch), eight GPUs a node. Assumptions:
   1. Time of a micro-batch is proportional to its tokens, whatever their number; a third of it is forward, two thirds backward, in which the layers share alike
@@ -20,7 +20,7 @@ import sys
 
 from cost import flops_per_token, layer_matrices, parameters, presets
 
-STEP_MS = {"30M": 43.18, "100M": 105.30, "560M": 207.14, "1.9B": 342.10}  # one micro-batch, bf16, dev/bench/h200.md
+STEP_MS = {"30M": 42.39, "100M": 102.44, "560M": 199.97, "1.9B": 338.87}  # one micro-batch, bf16, dev/bench/h200.md
 MEMORY = 4.2e12
 COUNTS = [2 ** k for k in range(11)]
 

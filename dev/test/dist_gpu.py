@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Two processes on ONE card, exchanging through host memory (--dist-host-staged): the order of the CUDA side's work, ZeRO-1, checkpoints at another number
-of ranks. Run by dev/test/gpu.sh from the repository root with TRAINER=./train_gpt_nvfp4; the last line is "N passed, N failed"."""
+"""Several processes on the GPU. Two on ONE card, exchanging through host memory (--dist-host-staged): the order of the CUDA side's work, ZeRO-1,
+checkpoints at another number of ranks. And one a card, through NCCL, where there are several cards. Run by dev/test/gpu.sh from the repository root with
+TRAINER=./train_gpt_nvfp4; the last line is "N passed, N failed"."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +14,23 @@ import test_dist as d
 import test_trainer as t
 
 STAGED = {"total_batch": 24 * 64, "batch": 4, "steps": 6, "save_every": 3, "keep": 9, "recipe": "bf16", "master_weights": "bf16", "dist_host_staged": "true"}
+# A step of 8 micro-batches, on one card or spread over up to 8; a micro-batch is the same on any number, so that products are of one size everywhere.
+SPREAD = {"total_batch": 16 * 64, "batch": 2, "steps": 6, "save_every": 3, "keep": 9, "recipe": "bf16", "master_weights": "bf16"}
+
+
+def cards():
+    try:
+        return len(re.findall(r"(?m)^GPU \d", subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout))
+    except OSError:
+        return 0
+
+
+CARDS = int(os.environ.get("CARDS", 0)) or cards()
 
 
 def setUpModule():
     d.setUpModule()
-    STAGED["train_data"] = t.at("short", "train_*.bin")
+    SPREAD["train_data"] = STAGED["train_data"] = t.at("short", "train_*.bin")
 
 
 tearDownModule = d.tearDownModule
@@ -74,6 +88,56 @@ class OneCard(d.DistTest):
         r = subprocess.run(["mpirun", "-np", "1", *t.command({**STAGED, "out": out})], env=d.ENV, capture_output=True, text=True, timeout=120)
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertIn("run complete", r.stdout)
+
+
+@unittest.skipUnless(CARDS >= 2, "one card here")
+class Cards(d.DistTest):
+    """One process a card, exchanging by NCCL. CARDS=N says how many to use."""
+    RANKS = [n for n in (2, 4, 8) if n <= CARDS]
+
+    def close_to_one(self, tolerance, **options):
+        """Any number of cards against one; ZeRO-1 against ZeRO-0 on each; and a run repeats itself."""
+        options = {**SPREAD, **options}
+        one = self.trained(d.start_tcp, 1, **options)
+        for ranks in self.RANKS:
+            with self.subTest(options, ranks=ranks):
+                whole = self.trained(d.start_tcp, ranks, **options)
+                self.assert_close(one, whole, *tolerance)
+                self.assert_same(whole, self.trained(d.start_tcp, ranks, **options), 6)
+                sharded = self.trained(d.start_tcp, ranks, zero=1, **options)
+                if ranks == 2:
+                    self.assert_same(whole, sharded, 6)
+                else:
+                    self.assert_close(whole, sharded, *tolerance)
+        return one
+
+    def test_ranks_do_not_change_the_numbers(self):
+        """As in test_dist: gradients differ by the order of float32 sums, BF16 weights where their rounding then goes another way. NCCL's all-reduce and
+        reduce-scatter may add in different orders too, so that ZeRO-1 has ZeRO-0's bits for certain on two cards only, a sum of two having one order."""
+        one = self.close_to_one((9e-5, 1e-3, 1e-2))
+        other = self.trained(d.start_tcp, 2, **{**SPREAD, "total_batch": 8 * 64})      # the comparison can fail
+        self.assertGreater(abs(d.steps_of(one)[0]["grad_norm"] - d.steps_of(other)[0]["grad_norm"]), 1e-3)
+
+    def test_gradients_that_travel_in_bf16(self):
+        """2^-9 of each gradient and less of the norm; sums of BF16 in another order differ by as much again."""
+        self.close_to_one((2 ** -9, 1e-2, 2e-2), reduce_dtype="bf16")
+
+    def test_quartet2_is_within_its_noise(self):
+        """The noise of data is of the rank where the data is: another number of ranks draws other words (tolerances of test_dist)."""
+        self.close_to_one((1e-2, 5e-2, 0.2), recipe="quartet2")
+
+    def test_a_killed_rank_ends_all(self):
+        for ranks in self.RANKS:
+            for others in sorted({1, ranks // 2, ranks}):
+                with self.subTest(ranks=ranks, others=others):
+                    self.a_killed_rank_ends_all(d.start_tcp, ranks, others, zero=1, **{**SPREAD, "steps": 1000000, "total_batch": None, "save_every": 5, "keep": 2})
+
+    def test_no_more_processes_than_cards(self):
+        self.ends(d.start_tcp(CARDS + 1, out=t.fresh(), **{**SPREAD, "batch": 2, "total_batch": None}), 60, "at most one process a GPU|one GPU")
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun here")
+    def test_under_mpirun(self):
+        self.assert_same(self.trained(d.start_tcp, 2, **SPREAD), self.trained(d.start_mpi, 2, **SPREAD), 6)
 
 
 if __name__ == "__main__":

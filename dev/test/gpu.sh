@@ -85,7 +85,7 @@ fi
 
 # The counters are the whole card's: nothing beside this.
 if command -v ncu >/dev/null; then suite "test_bytes_gpu" build/test_bytes_gpu; else echo "bytes moved: no ncu here, skipped"; fi
-suite "two processes on this card" env TRAINER=./train_gpt_nvfp4 python3 dev/test/dist_gpu.py
+suite "several processes" env TRAINER=./train_gpt_nvfp4 python3 dev/test/dist_gpu.py
 one "--check" ./train_gpt_nvfp4 --check --out "$tmp/none"
 
 for recipe in "${recipes[@]}"; do
