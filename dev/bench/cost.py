@@ -68,7 +68,7 @@ def cost(name, tokens):
     memory = state_bytes(p) + activation_bytes(p, p["batch"])
     lines = [f"{parameters(p) / 1e6:.1f} M parameters, {tokens / 1e9:.4g} B tokens ({tokens / parameters(p):.0f} a parameter), "
              f"{flops_per_token(p) / 1e9:.3f} GFLOP a token: {total:.2e} FLOPs",
-             f"H200 hours at a stated MFU: " + ", ".join(f"{hours[r]:.1f} for {r} ({MFU[r]:.0%})" for r in MFU),
+             "H200 hours at a stated MFU: " + ", ".join(f"{hours[r]:.1f} for {r} ({MFU[r]:.0%})" for r in MFU),
              f"memory a GPU at batch {p['batch']}: {gib(memory):.1f} GiB, of which {gib(parameters(p) * 8):.1f} GiB optimizer state (1/N of that with --zero 1 on N GPUs)"]
     return lines
 

@@ -27,6 +27,40 @@ PROSE = "This is a sentence that people have written, and it says what it is for
 OTHER = "There was no other way for them to do it, so they went out and did what all of us would have done."
 
 
+class Report(unittest.TestCase):
+    """dev/bench/gap/report.py on a summary whose orders are worked out by hand."""
+    HEAD = "recipe,seeds,val_loss,gap,spread,bits_per_byte,tokens_per_s,memory_gib\n"
+
+    def report(self, text, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "summary.csv")
+            with open(path, "w") as f:
+                f.write(text)
+            return subprocess.run([sys.executable, os.path.join(ROOT, "dev", "bench", "gap", "report.py"), path, *arguments], capture_output=True, text=True)
+
+    def test_orders_that_the_spread_carries(self):
+        """0.040 and 0.052 are 0.012 apart, over 0.010 and 0.011; 0.052 and 0.060 are not; one seed alone has the largest spread, 0.011."""
+        r = self.report(self.HEAD + "bf16,3,3.1,0,0.004,1,1234567.8,8\nquartet2,3,3.152,0.052,0.011,,1,8\nnvidia,3,3.14,0.040,0.010,,1,8\nfp8,1,3.16,0.060,,,1,8\n")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        lines = r.stdout.splitlines()
+        self.assertIn("| `bf16` | 3 | 3.1000 | - | 0.0040 | - | 1 234 568 | 8.00 |", lines)
+        self.assertIn("| `quartet2` | 3 | 3.1520 | +0.0520 | 0.0110 | +0.0430 | 1 | 8.00 |", lines)
+        self.assertIn("| `fp8` | 1 | 3.1600 | +0.0600 | - | - | 1 | 8.00 |", lines)
+        self.assertEqual([l for l in lines if "is below" in l], ["bf16 is below nvidia, quartet2, fp8 by more than the spread", "nvidia is below quartet2, fp8 by more than the spread",
+                                                                "quartet2 is below none by more than the spread", "fp8 is below none by more than the spread"])
+        self.assertEqual(lines[-1], "of 3 orders that the spread carries among the paper's recipes, 2 are the paper's; not: nvidia below quartet2")
+
+    def test_one_seed_carries_nothing(self):
+        r = self.report(self.HEAD + "bf16,1,3.1,0,,1,1,8\nquartet2,1,3.2,0.1,,1,1,8\n")
+        self.assertIn("bf16 is below none by more than the spread", r.stdout)
+
+    def test_not_a_summary(self):
+        for text in ("recipe,seeds\nbf16,1\n", self.HEAD + "bf16,one,3,0,,1,1,8\n"):
+            r = self.report(text)
+            self.assertEqual((r.returncode, r.stderr.count("\n")), (1, 1), r.stderr)
+            self.assertIn("is not a summary.csv", r.stderr)
+
+
 class Cleaners(unittest.TestCase):
     def test_html(self):
         page = f"""<html><head><title>T</title><style>p {{}}</style></head><body class="wy-body-for-nav"><!-- <p>{OTHER}</p> -->
