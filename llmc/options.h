@@ -180,11 +180,47 @@ FN int edit_distance(const char *a, const char *b) {
     }
     return row[n];
 }
+// The row whose name is nearest to `name`, or NULL when none is near enough to be meant: two letters (two that changed places) or a third.
 FN const char *option_nearest(const Option *table, int count, const char *name) {
+    const int length = (int)strlen(name);
     int best = 0;
     for (int i = 1; i < count; i++)
         if (edit_distance(name, table[i].name) < edit_distance(name, table[best].name)) best = i;
-    return table[best].name;
+    const int near = length < 3 ? 1 : length < 6 ? 2 : length / 3;
+    return edit_distance(name, table[best].name) <= near ? table[best].name : NULL;
+}
+// What other trainers call things, the row that it belongs to here, and what to say of it.
+static const struct { const char *name, *row, *say; } OPTION_ELSEWHERE[] = {
+    {"deterministic", "seed", "every run is; leave it out"},
+    {"learning-rate", "lr", "here it is --lr"},
+    {"min-learning-rate", "min-lr", "here it is --min-lr, as a share of the peak"},
+    {"batch-size", "batch", "here it is --batch, sequences a micro-batch on each device, and --total-batch, tokens a step"},
+    {"global-batch-size", "total-batch", "here it is --total-batch, in tokens"},
+    {"grad-accum", "total-batch", "set by --total-batch, tokens a step"},
+    {"gradient-accumulation-steps", "total-batch", "set by --total-batch, tokens a step"},
+    {"seq-len", "seq", "here it is --seq"},
+    {"seq-length", "seq", "here it is --seq"},
+    {"epochs", "tokens", "set by --steps or --tokens"},
+    {"dtype", "recipe", "here it is --recipe"},
+    {"precision", "recipe", "here it is --recipe"},
+    {"input-bin", "train-data", "here it is --train-data"},
+    {"output-dir", "out", "here it is --out"},
+    {"grad-clip", "clip", "here it is --clip"},
+};
+// What to add to "there is no such option" for `name` of the command line or of a file. Empty when nothing helps.
+FN void option_suggest(const Option *table, int count, const char *name, int in_file, char *text, size_t size) {
+    char plain[64];  // with the dashes of the command line, as "batch_size" in a file or a habit
+    snprintf(plain, sizeof plain, "%s", name);
+    for (char *p = plain; *p; p++)
+        if (*p == '_') *p = '-';
+    for (size_t i = 0; i < sizeof OPTION_ELSEWHERE / sizeof OPTION_ELSEWHERE[0]; i++)
+        if (strcmp(plain, OPTION_ELSEWHERE[i].name) == 0 && option_find(table, count, OPTION_ELSEWHERE[i].row) >= 0) {
+            snprintf(text, size, "; %s", OPTION_ELSEWHERE[i].say);
+            return;
+        }
+    const char *nearest = option_nearest(table, count, option_find(table, count, plain) >= 0 ? plain : name);
+    if (!nearest) text[0] = 0;
+    else snprintf(text, size, in_file ? "; did you mean \"%s\"?" : "; did you mean --%s?", nearest);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -217,8 +253,11 @@ FN void options_walk(const Option *table, int count, int argc, char **argv, Opti
             name = word + strspn(word, "-");
             snprintf(bare, sizeof bare, "%.*s", (int)strcspn(name, "="), name);
             int known = option_find(table, count, bare);
-            if (known < 0)
-                fatal_usage("%s: there is no such option; did you mean --%s? See --help", word, option_nearest(table, count, bare));
+            if (known < 0) {
+                char suggestion[160];
+                option_suggest(table, count, bare, 0, suggestion, sizeof suggestion);
+                fatal_usage("%s: there is no such option%s. See --help", word, suggestion);
+            }
             if (answer == ':') fatal_usage("--%s needs a value (%s); see --help", bare, option_hint(&table[known]));
             fatal_usage("--%s takes no value", bare);
         }
@@ -241,8 +280,9 @@ FN int options_read_json(const Option *table, int count, void *base, uint8_t *fr
     for (const cJSON *j = object->child; j && rc == 0; j = j->next) {
         int row = option_find(table, count, j->string);
         if (row < 0) {
-            rc = set_error(error, error_size, "%s: there is no option \"%s\"; did you mean \"%s\"?",
-                           path, j->string, option_nearest(table, count, j->string));
+            char suggestion[160];
+            option_suggest(table, count, j->string, 1, suggestion, sizeof suggestion);
+            rc = set_error(error, error_size, "%s: there is no option \"%s\"%s", path, j->string, suggestion);
         } else if (table[row].kind == OPTION_ACTION || strcmp(table[row].name, "config") == 0) {
             rc = set_error(error, error_size, "%s: \"%s\" is for the command line only", path, j->string);
         } else if (option_set_json(&table[row], base, j) != 0) {

@@ -117,7 +117,11 @@ static void test_refused_command_lines(void **state) {
         {"", "--train-data is needed"},
         {"--train-data t", "--steps or --tokens is needed"},
         {NEEDED "--tokens 5M", "--steps 100 and --tokens 5000000 are both given"},
-        {NEEDED "--lerning-rate 1", "--lerning-rate: there is no such option; did you mean --"},
+        {NEEDED "--learning-rate 1", "--learning-rate: there is no such option; here it is --lr. See --help"},
+        {NEEDED "--batch_size 1", "--batch_size: there is no such option; here it is --batch, sequences"},
+        {NEEDED "--eval_every 1", "--eval_every: there is no such option; did you mean --eval-every?"},
+        {NEEDED "--deterministic", "--deterministic: there is no such option; every run is; leave it out"},
+        {NEEDED "--fused-kernels 1", "--fused-kernels: there is no such option. See --help"},  // nothing near it: nothing is guessed
         {NEEDED "--warmap 1", "did you mean --warmup?"},
         {NEEDED "--batc 1", "write --batch in full"},
         {NEEDED "--eval-every", "--eval-every needs a value (N)"},
@@ -162,6 +166,21 @@ static void test_refused_command_lines(void **state) {
     free(line);
 }
 
+// What is said of other trainers' names: each option named there exists, and none of the names is an option itself.
+static void test_names_elsewhere(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof OPTION_ELSEWHERE / sizeof OPTION_ELSEWHERE[0]; i++) {
+        assert_true(option_find(CONFIG_TABLE, CONFIG_COUNT, OPTION_ELSEWHERE[i].row) >= 0);
+        assert_true(option_find(CONFIG_TABLE, CONFIG_COUNT, OPTION_ELSEWHERE[i].name) < 0);
+        for (const char *p = OPTION_ELSEWHERE[i].say; (p = strstr(p, "--")) != NULL;) {
+            char name[32];
+            p += 2;
+            snprintf(name, sizeof name, "%.*s", (int)strspn(p, "abcdefghijklmnopqrstuvwxyz0123456789-"), p);
+            if (option_find(CONFIG_TABLE, CONFIG_COUNT, name) < 0) fail_msg("--%s is offered for --%s, and does not exist", name, OPTION_ELSEWHERE[i].name);
+        }
+    }
+}
+
 // Each JSON file that cannot be understood: exit status 1, one line that names file, key and what is expected.
 static void test_refused_json(void **state) {
     (void)state;
@@ -171,6 +190,9 @@ static void test_refused_json(void **state) {
         {"{\"lr\": 1e-3,\n \"batch\" 3}", "is not valid JSON at line 2"},
         {"{\"lr\": 1e-3} trailing", "is not valid JSON"},
         {"{\"lr\": nan}", "is not valid JSON"},
+        {"{\"learning_rate\": 1}", "there is no option \"learning_rate\"; here it is --lr"},
+        {"{\"eval_every\": 1}", "there is no option \"eval_every\"; did you mean \"eval-every\"?"},
+        {"{\"fused\": 1}", "there is no option \"fused\"\n"},
         {"{\"lrr\": 1}", "there is no option \"lrr\"; did you mean \"lr\"?"},
         {"{\"lr\": \"1e-3\"}", "key \"lr\" is \"1e-3\"; a number from 0 to 10 is expected"},
         {"{\"lr\": null}", "key \"lr\" is null"},
@@ -379,7 +401,7 @@ static void test_vocabulary(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_presets), cmocka_unit_test(test_defaults_and_overrides), cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_refused_command_lines), cmocka_unit_test(test_refused_json), cmocka_unit_test(test_json_and_command_line),
+        cmocka_unit_test(test_refused_command_lines), cmocka_unit_test(test_names_elsewhere), cmocka_unit_test(test_refused_json), cmocka_unit_test(test_json_and_command_line),
         cmocka_unit_test(test_help_lists_the_options), cmocka_unit_test(test_check_needs_nothing_else), cmocka_unit_test(test_model_files), cmocka_unit_test(test_refused_model_files),
         cmocka_unit_test(test_vocabulary)};
     return cmocka_run_group_tests(tests, test_folder_make, test_tree_remove);
