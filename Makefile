@@ -1,6 +1,7 @@
 # quartet.c: `make` builds the trainer for the CPU, and for the GPU where nvcc is found.
 #   make                 train_gpt_nvfp4_cpu, and train_gpt_nvfp4 where CUDA is found
 #   make test            every CPU test;     make test SANITIZE=1   the same under AddressSanitizer and UBSan
+#   make test-layout     where the GPU program's parts lie in memory (needs nvcc, no card)
 #   make test-gpu        every GPU test;     make bench-gpu         the speed table (both need a card)
 #   make quantizer-table error and bias of every quantizer on N(0,1);   make bench-cpu   speed of the CPU program
 #   make concentration   error of the mean gradient of a layer over 1 to 1024 draws, for every recipe
@@ -37,7 +38,7 @@ CUHEADERS := $(HEADERS) $(wildcard llmc/cuda/*.cuh dev/cuda/*.cuh)
 TESTS    := $(patsubst dev/test/%.c,$(B)/%,$(wildcard dev/test/test_*.c))
 LADDERS  := $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/*.cu))
 
-.PHONY: all all-cpu-tests cpu gpu test test-build test-gpu test-transformers bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
+.PHONY: all all-cpu-tests cpu gpu test test-build test-layout test-gpu test-transformers bench-gpu bench-cpu quantizer-table concentration ladders cuda-compile probe clean
 all: cpu $(if $(NVCC),gpu)
 cpu: train_gpt_nvfp4_cpu
 gpu: train_gpt_nvfp4
@@ -84,6 +85,10 @@ build/cuda/%: dev/cuda/%.cu $(CUHEADERS) $(MK)
 build/%_gpu: dev/test/%_gpu.cu $(CUHEADERS) $(MK)
 	@mkdir -p build
 	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
+# Needs nvcc and no card: no_card.c answers for it, in place of the shared runtime's functions. The machine code is not run.
+build/test_memory_layout: dev/test/test_memory_layout.cu dev/test/no_card.c $(CUHEADERS) $(MK)
+	@mkdir -p build
+	"$(NVCC)" $(subst $(GENCODES),-gencode arch=compute_90a$(comma)code=sm_90a,$(subst -O3,-O1,$(NVCCFLAGS))) -cudart shared $< dev/test/no_card.c -o $@ $(GPU_LIBS)
 build/bench_gpu: dev/bench/bench_gpu.cu $(CUHEADERS) $(MK)
 	@mkdir -p build
 	"$(NVCC)" $(NVCCFLAGS) $< -o $@ $(GPU_LIBS)
@@ -103,6 +108,8 @@ ladders: $(LADDERS)
 # Compiles the CUDA sources that exist, for each architecture; links nothing and runs nothing.
 cuda-compile: $(MK)
 	@dev/test/cuda_compile.sh "$(NVCC)" "$(CUDNN_FLAGS)" "$(CJSON_FLAGS)" "$(NCCL_FLAGS) $(MPI_FLAGS)"
+test-layout: build/test_memory_layout
+	@$<
 test-gpu:
 	@dev/test/gpu.sh
 # Logits of the CPU program's checkpoints against Hugging Face transformers, every recipe (PYTHON: an interpreter that has it).

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every CPU test, then the same tests under AddressSanitizer and UBSan.
-# Where nvcc exists, the CUDA sources are compiled too, and the machine code for Blackwell is read (nothing is run on a card).
+# Where nvcc exists, the CUDA sources are compiled too, the memory layout is checked and the machine code for Blackwell is read (nothing runs on a card).
 #   ./scripts/test.sh [--no-install] [--quick]       --quick leaves the sanitizer run out
 #   ./scripts/test.sh --faults [--no-install]        kills, full disks, bad bytes and the like, all of them (some minutes); then
 #                                                    a tally. The other form does a tenth of them.
@@ -46,6 +46,7 @@ run "CPU tests" bash -c "make --no-print-directory -j$jobs all-cpu-tests && make
 nvcc=$(sed -n 's/^NVCC := //p' build/config.mk)
 if [ -n "$nvcc" ]; then
     run "CUDA sources compile" make --no-print-directory cuda-compile
+    run "memory layout of the GPU program" make --no-print-directory test-layout
     run "SASS for Blackwell" dev/test/sass_check.sh "$nvcc"
 else echo "== CUDA sources, SASS for Blackwell: no nvcc here, skipped"; fi
 awk '{p += $1; f += $3} END {printf "%d passed, %d failed\n", p, f}' "$totals"

@@ -1,21 +1,21 @@
 // test_backend_gpu.cu: what the GPU backend promises beyond its numbers (test_gpt2.cu checks those): making activations again, or
 // letting gradients lie in freed activations, changes no bit; a step is repeatable; a step that is not finite is not applied;
 // results come in order, one step late; evaluation and logits leave training alone; a tied model's gradient is the sum of both uses;
-// BF16 gradients are the float32 ones rounded; the own attention kernels train as cuDNN's do; measuring quantization changes no bit of what is
+// BF16 gradients are the float32 ones rounded; a vocabulary whose gradient is longer than the activations changes none of it; the own attention kernels train as cuDNN's do; measuring quantization changes no bit of what is
 // trained; --bf16-layers of all layers is bf16.
 //   test_backend_gpu [RECIPE ...]   only what is checked of those recipes
 #include "llmc/cuda/backend.cuh"
 
 #include "check.h"
 
-enum { B = 2, T = 64, VOCAB = 256, STEPS = 3 };
+enum { B = 2, T = 64, VOCAB = 256, MOST_VOCAB = 16384, STEPS = 3 };
 
 typedef struct {
     ParamTable table;
     float *grads, *params;         // after the first and after the last step, (total)
     StepResult results[STEPS];
     float eval;
-    float logits[VOCAB];
+    float logits[MOST_VOCAB];
 } Outcome;
 
 static LlamaOptions options_of(const char *recipe, int recompute, int micro_batches, int tied) {
@@ -339,6 +339,23 @@ static void check_bf16_layers(const char *recipe) {
     outcome_free(&plain); outcome_free(&all); outcome_free(&one);
 }
 
+// A vocabulary that outweighs the activations: the embedding's gradient, which lies in those of the layers where it can, must leave what is before
+// them alone. --recompute block lets no gradient lie there.
+static void check_large_vocabulary(const char *recipe) {
+    LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 1, 0);
+    o.config.vocab = MOST_VOCAB;
+    Llama *m = llama_create(&o);
+    const int64_t gradient = 4 * param_get(llama_params(m), PARAM_EMBED, -1)->count, freed = m->layers_end - m->layers_from;
+    llama_free(m);
+    Outcome base = run(&o, 0);
+    check(all_finite(&base) && gradient > freed, "%s, vocabulary %d: all finite; the embedding's gradient is longer (%lld bytes) than the layers' activations (%lld)",
+          recipe, o.config.vocab, (long long)gradient, (long long)freed);
+    o.recompute = RECOMPUTE_BLOCK;
+    Outcome apart = run(&o, 0);
+    check(same(&base, &apart), "%s, vocabulary %d: gradients that lie in activations have the bits of those that do not", recipe, o.config.vocab);
+    outcome_free(&base); outcome_free(&apart);
+}
+
 // Few tokens and wide outputs: GEMMs are timed, products finished and operands made in little memory.
 static void check_few_tokens(const char *recipe) {
     LlamaOptions o = options_of(recipe, RECOMPUTE_NORM, 1, 0);
@@ -358,6 +375,7 @@ int main(int argc, char **argv) {
         check_stats(RECIPES[i].name);
         check_causal(RECIPES[i].name);
         check_few_tokens(RECIPES[i].name);
+        check_large_vocabulary(RECIPES[i].name);
         if (recipe_is_quantized(&RECIPES[i])) check_bf16_layers(RECIPES[i].name);
     }
     check_state(0);

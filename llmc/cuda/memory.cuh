@@ -55,7 +55,8 @@ struct Llama {
     Arena arenas[ARENA_COUNT];
     int64_t plan[PLAN_COUNT];
     int64_t M;                             // B*T
-    int64_t layers_end, overlap;           // of ARENA_ACTIVATIONS; bytes of gradients that lie before layers_end
+    int64_t layers_from, layers_end;       // of ARENA_ACTIVATIONS: where the layers' kept activations lie
+    int64_t overlap;                       // bytes of gradients that lie before layers_end
     int64_t *layer_end;                    // (layers) where a layer's kept activations end
     cudaStream_t stream;
     Gemm gemm;
@@ -174,6 +175,7 @@ FN void layers_layout(Llama *m) {
     Arena *a = &m->arenas[ARENA_ACTIVATIONS];
     const int64_t M = m->M, d = m->options.config.width;
     const int share = m->options.recompute == RECOMPUTE_BLOCK, layers = m->options.config.layers;
+    m->layers_from = a->used;
     for (int i = 0; share && i < layers; i++) m->layers[i].residual_attn = arena_bf16(a, M, d);
     const int64_t shared_from = a->used;
     for (int i = 0; i < layers; i++) {
@@ -276,14 +278,15 @@ FN void stats_layout(Llama *m) {
     m->measure_work = arena_take(a, stats_workspace_bytes(larger(rows, inner), larger(rows, inner)), 1);
 }
 // How many bytes of the gradient buffer may lie before the end of the activations: a layer's gradients begin no earlier than its
-// own activations end, lm_head's (and the final norm's) after all of them, the embedding's (written last) anywhere.
+// own activations end, lm_head's (and the final norm's) after all of them; the embedding's, written last, where the layers' activations
+// begin, for what lies before those lives on. (A large vocabulary's gradient is longer than the activations of a small batch.)
 FN int64_t memory_overlap(const Llama *m) {
     if (m->options.micro_batches != 1 || m->options.config.tied || m->options.recompute == RECOMPUTE_BLOCK) return 0;
     int64_t overlap = INT64_MAX;
     for (int i = 0; i < m->table.count; i++) {
         const Param *p = &m->table.params[i];
-        if (p->kind == PARAM_EMBED) continue;
-        const int64_t free_from = p->layer < 0 ? m->layers_end : m->layer_end[p->layer], room = m->layers_end - free_from + gradient_bytes(&m->grads, p->offset);
+        const int64_t free_from = p->kind == PARAM_EMBED ? m->layers_from : p->layer < 0 ? m->layers_end : m->layer_end[p->layer];
+        const int64_t room = m->layers_end - free_from + gradient_bytes(&m->grads, p->offset);
         if (room < overlap) overlap = room;
     }
     return overlap / 256 * 256;
