@@ -142,19 +142,22 @@ FN void gemm_describe_operands(GemmPlan *p) {
                                : cublasLtMatrixLayoutCreate(&p->b, type_a, (uint64_t)k, (uint64_t)m, k), "describing operand A", s);
     gemm_check(cublasLtMatrixLayoutCreate(&p->d, s->d_float32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)n, (uint64_t)m, n), "describing the result", s);
 }
-// The library's proposals, best first by its own judgement. Returns their number, at least 1.
-FN int gemm_propose(Gemm *g, GemmPlan *p, cublasLtMatmulHeuristicResult_t *found, int most) {
+// What an algorithm for a shape may do. The caller destroys it.
+FN cublasLtMatmulPreference_t gemm_preference(const GemmShape *s) {
     cublasLtMatmulPreference_t preference;
     const uint64_t workspace = GEMM_WORKSPACE_BYTES;
     // Without split-K, or, for weight gradients (few tiles, a long inner dimension), with its parts summed in order through the
     // workspace, in float32 whatever D is.
-    const int long_inner = p->shape.a_transposed || (gemm_is_fp8(&p->shape) && p->shape.k > p->shape.m && p->shape.k > p->shape.n);
+    const int long_inner = s->a_transposed || (gemm_is_fp8(s) && s->k > s->m && s->k > s->n);
     const uint32_t reductions = long_inner ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
-    gemm_check(cublasLtMatmulPreferenceCreate(&preference), "asking for algorithms", &p->shape);
-    gemm_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
-               "asking for algorithms", &p->shape);
-    gemm_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions),
-               "asking for algorithms", &p->shape);
+    gemm_check(cublasLtMatmulPreferenceCreate(&preference), "asking for algorithms", s);
+    gemm_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "asking for algorithms", s);
+    gemm_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions), "asking for algorithms", s);
+    return preference;
+}
+// The library's proposals, best first by its own judgement. Returns their number, at least 1.
+FN int gemm_propose(Gemm *g, GemmPlan *p, cublasLtMatmulHeuristicResult_t *found, int most) {
+    const cublasLtMatmulPreference_t preference = gemm_preference(&p->shape);
     int count = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(g->handle, p->desc, p->a, p->b, p->d, p->d, preference, most, found, &count);
     gemm_check(cublasLtMatmulPreferenceDestroy(preference), "asking for algorithms", &p->shape);

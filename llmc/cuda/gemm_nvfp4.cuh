@@ -106,15 +106,12 @@ FN void nvfp4_alpha_launch(cudaStream_t stream, float *alpha, const float *a, co
 // Whether cuBLASLt proposes anything for a shape. -> its status.
 FN cublasStatus_t nvfp4_gemm_ask(Gemm *g, int64_t m, int64_t n, int64_t k, int d_float32) {
     GemmPlan p;
-    cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found;
-    const uint64_t workspace = GEMM_WORKSPACE_BYTES;
     int count = 0;
     memset(&p, 0, sizeof p);
     p.shape = nvfp4_gemm_shape(m, n, k, d_float32);
     nvfp4_gemm_describe(&p, g->workspace);
-    nvfp4_gemm_check(cublasLtMatmulPreferenceCreate(&preference), "asking for algorithms", &p.shape);
-    nvfp4_gemm_check(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace), "asking for algorithms", &p.shape);
+    const cublasLtMatmulPreference_t preference = gemm_preference(&p.shape);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(g->handle, p.desc, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
     if (status == CUBLAS_STATUS_SUCCESS) status = count > 0 ? found.state : CUBLAS_STATUS_NOT_SUPPORTED;
     nvfp4_gemm_check(cublasLtMatmulPreferenceDestroy(preference), "freeing a question", &p.shape);

@@ -40,8 +40,10 @@ FN int plan_has_nvfp4(const LinearPlan *p) {
 // Settles p->native for this device; why: the reason, either way. A `native` that cannot be is fatal, with the reason.
 FN void native_choose(LinearPlan *p, Nvfp4GemmMode mode, char *why, size_t size) {
     p->native = 0;
+    snprintf(why, size, "--nvfp4-gemm emulated");
+    if (mode == NVFP4_GEMM_EMULATED) return;
     const char *lacks = plan_has_nvfp4(p) ? native_plan_lacks(p) : "it has no NVFP4 products";
-    if (lacks && mode != NVFP4_GEMM_EMULATED) {
+    if (lacks) {
         snprintf(why, size, "--recipe %s: %s", p->recipe->name, lacks);
         if (mode == NVFP4_GEMM_NATIVE) fatal("--nvfp4-gemm native: %s; use auto or emulated", why);
         return;
