@@ -75,9 +75,13 @@ FN void watch_end(const char *text, int tell) {
     if (dist_watch.rank == 0) watch_say(FRAME_END, text);
     _exit(1);
 }
-FN void watch_enter(void) {
+// A wait that is no exchange, and that not every rank may come to (a GPU's evaluation on rank 0 alone): seen, but not counted. Ends by watch_leave.
+FN void watch_wait(void) {
     double now = clock_seconds();
     __atomic_store(&dist_watch.since, &now, __ATOMIC_RELEASE);
+}
+FN void watch_enter(void) {
+    watch_wait();
     __atomic_add_fetch(&dist_watch.exchange, 1, __ATOMIC_ACQ_REL);
 }
 FN void watch_leave(void) {

@@ -5,10 +5,10 @@ TRAINER=./train_gpt_nvfp4; the last line is "N passed, N failed"."""
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import unittest
+import unittest.mock
 
 import test_dist as d
 import test_trainer as t
@@ -19,13 +19,17 @@ SPREAD = {"total_batch": 16 * 64, "batch": 2, "steps": 6, "save_every": 3, "keep
 
 
 def cards():
+    """-> the cards that programs may use, as CUDA_VISIBLE_DEVICES names them."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [c for c in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if c]
     try:
-        return len(re.findall(r"(?m)^GPU \d", subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout))
+        return re.findall(r"(?m)^GPU (\d+):", subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout)
     except OSError:
-        return 0
+        return []
 
 
-CARDS = int(os.environ.get("CARDS", 0)) or cards()
+VISIBLE = cards()[:int(os.environ.get("CARDS", 0)) or None]
+CARDS = len(VISIBLE)
 
 
 def setUpModule():
@@ -36,7 +40,23 @@ def setUpModule():
 tearDownModule = d.tearDownModule
 
 
-class OneCard(d.DistTest):
+class Seen(d.DistTest):
+    """The trainer sees these cards and no others."""
+    SEEN = []
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        for environment in (d.ENV, os.environ) if cls.SEEN else ():
+            patch = unittest.mock.patch.dict(environment, CUDA_VISIBLE_DEVICES=",".join(cls.SEEN))
+            patch.start()
+            cls.addClassCleanup(patch.stop)
+
+
+class OneCard(Seen):
+    """Whatever the machine has, its first card alone."""
+    SEEN = VISIBLE[:1]
+
     def single(self, **options):
         out = t.fresh()
         r = t.run(out=out, **options)
@@ -71,18 +91,22 @@ class OneCard(d.DistTest):
         self.names_the_rank_of_a_bad_loss(d.start_tcp, **STAGED)
 
     def test_a_rank_that_hangs_is_named(self):
-        group = d.start_tcp(2, out=t.fresh(), comm_timeout=5, **{**STAGED, "steps": 1000000, "total_batch": None, "keep": 2})
-        group.wait_for_step(7)
-        os.kill(d.rank_process(group, 1), d.signal.SIGSTOP)
-        self.assertEqual(group.processes[0].wait(30), 1)
-        os.kill(d.rank_process(group, 1), d.signal.SIGKILL)
-        self.assertIn("rank 1 on", group.said(1, 0))
-        group.wait(5)
+        """Of three, no other is named: not when rank 0 alone waits for its card between steps, in evaluations of one batch."""
+        for ranks, more in ((2, {}), (3, {"eval_every": 1, "eval_tokens": 4 * 64, "val_data": t.at("short", "val_*.bin")})):
+            with self.subTest(ranks=ranks):
+                group = d.start_tcp(ranks, out=t.fresh(), comm_timeout=5, **{**STAGED, "steps": 1000000, "total_batch": None, "keep": 2, **more})
+                group.wait_for_step(7)
+                os.kill(d.rank_process(group, 1), d.signal.SIGSTOP)
+                self.assertEqual(group.processes[0].wait(30), 1)
+                os.kill(d.rank_process(group, 1), d.signal.SIGKILL)
+                self.assertIn("rank 1 on", group.said(1, 0))
+                self.assertNotIn("rank 2 on", group.said(1, 0))
+                group.wait(5)
 
     def test_nccl_refuses_one_card_for_two(self):
         self.ends(d.start_tcp(2, out=t.fresh(), **{**STAGED, "dist_host_staged": "false"}), 60, "one GPU|built without NCCL")
 
-    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun here")
+    @unittest.skipUnless(d.HAS_MPI, "no mpirun here, or the trainer was built without MPI")
     def test_one_rank_under_mpirun(self):
         out = t.fresh()
         r = subprocess.run(["mpirun", "-np", "1", *t.command({**STAGED, "out": out})], env=d.ENV, capture_output=True, text=True, timeout=120)
@@ -91,8 +115,9 @@ class OneCard(d.DistTest):
 
 
 @unittest.skipUnless(CARDS >= 2, "one card here")
-class Cards(d.DistTest):
+class Cards(Seen):
     """One process a card, exchanging by NCCL. CARDS=N says how many to use."""
+    SEEN = VISIBLE
     RANKS = [n for n in (2, 4, 8) if n <= CARDS]
 
     def close_to_one(self, tolerance, **options):
@@ -135,7 +160,7 @@ class Cards(d.DistTest):
     def test_no_more_processes_than_cards(self):
         self.ends(d.start_tcp(CARDS + 1, out=t.fresh(), **{**SPREAD, "batch": 2, "total_batch": None}), 60, "at most one process a GPU|one GPU")
 
-    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun here")
+    @unittest.skipUnless(d.HAS_MPI, "no mpirun here, or the trainer was built without MPI")
     def test_under_mpirun(self):
         self.assert_same(self.trained(d.start_tcp, 2, **SPREAD), self.trained(d.start_mpi, 2, **SPREAD), 6)
 

@@ -103,13 +103,13 @@ FN double plan_gib(const Llama *m, int batch, int recompute, int grad_bf16) {
     o.batch = batch; o.recompute = recompute; o.grad_bf16 = grad_bf16;
     if ((int64_t)batch * o.config.seq % 128) return 0;
     model_shape(&other, &o, NULL);
-    const double gib = (double)(plan_total(&other) + m->plan[PLAN_ATTENTION]) / (1 << 30);
+    const double gib = (double)(plan_total(&other) + dist_device_bytes(&o, &other.table) + m->plan[PLAN_ATTENTION]) / (1 << 30);
     model_shape_free(&other);
     return gib;
 }
 // Refuses what does not fit, before anything is allocated, and says what would.
 FN void memory_check(const Llama *m) {
-    const double need = (double)plan_total(m) / (1 << 30), have = (double)m->device.free_bytes / (1 << 30);
+    const double need = (double)(plan_total(m) + dist_device_bytes(&m->options, &m->table)) / (1 << 30), have = (double)m->device.free_bytes / (1 << 30);
     if (need <= have) return;
     const LlamaOptions *o = &m->options;
     const int half = o->batch / 2 > 0 ? o->batch / 2 : 1;

@@ -44,7 +44,7 @@ FN void dist_device_select(const LlamaOptions *o) {
     device_check_driver();
     CUDA_CHECK(cudaGetDeviceCount(&cards));
     if (dist_local_rank() >= cards && cards > 1 && !o->host_staged)
-        fatal("this is process %d of its host, which has %d GPUs; start at most one process a GPU", dist_local_rank(), cards);
+        fatal("local rank %d has no GPU: its host has %d, local ranks count from 0; start at most one process a GPU", dist_local_rank(), cards);
     CUDA_CHECK(cudaSetDevice(dist_local_rank() % cards));
 }
 // No two ranks may have one card, but with host-staged exchange.
@@ -90,7 +90,14 @@ FN void dist_device_open(Llama *m) {
     if (dist_rank() == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     dist_broadcast(&id, sizeof id, 0);
     watch_enter();
-    NCCL_CHECK(ncclCommInitRank(&d->comm, llama_ranks(o), id, dist_rank()));
+    const ncclResult_t opened = ncclCommInitRank(&d->comm, llama_ranks(o), id, dist_rank());
+    if (opened == ncclUnhandledCudaError || opened == ncclSystemError) {
+        size_t available = 0, all = 0;
+        (void)cudaMemGetInfo(&available, &all);
+        fatal("NCCL cannot connect the GPUs: %s (%s); %.2f GiB are free on this GPU: where memory is what lacks, a smaller --batch leaves more; NCCL_DEBUG=INFO says more",
+              ncclGetErrorString(opened), ncclGetLastError(NULL), (double)available / (1 << 30));
+    }
+    NCCL_CHECK(opened);
     watch_leave();
 #else
     fatal("this program was built without NCCL: it trains on one GPU; install NCCL or set NCCL_HOME, 'make probe' and 'make' again");
@@ -123,13 +130,17 @@ FN void adam_shard(Llama *m) {
 FN void dist_event_wait(const LlamaOptions *o, cudaEvent_t event) {
     cudaError_t e;
     if (llama_ranks(o) == 1) { CUDA_CHECK(cudaEventSynchronize(event)); return; }
-    watch_enter();
+    watch_wait();
     while ((e = cudaEventQuery(event)) == cudaErrorNotReady) {
         (void)cudaGetLastError();                          // "not ready" would be found by the next launch's check
 #ifdef USE_NCCL
         ncclResult_t failed = ncclSuccess;
         if (dist_device.comm) NCCL_CHECK(ncclCommGetAsyncError(dist_device.comm, &failed));
-        if (failed != ncclSuccess && failed != ncclInProgress) dist_lost((dist_rank() + 1) % dist_size());
+        if (failed != ncclSuccess && failed != ncclInProgress) {
+            net_sleep(2);                                  // where a rank died, the watching threads know which, and end this process
+            fatal("an exchange between the GPUs failed: %s (%s); the last checkpoint stands, go on with --resume auto; NCCL_DEBUG=INFO says more",
+                  ncclGetErrorString(failed), ncclGetLastError(dist_device.comm));
+        }
 #endif
         net_sleep(2e-5);
     }
