@@ -200,6 +200,8 @@ typedef struct {
     Metrics log;
     CheckpointState at;            // at.step: optimizer steps done
     Saver saver;
+    char begun_from[4096];         // the checkpoint that the run goes on from, "": none
+    int64_t saved;                 // its step, where it is one of OUT's own; else 0: OUT has none yet
     int stop;                      // the signal by which the run ends, on every rank after the same step; 0: none yet
 } Run;
 
@@ -217,9 +219,10 @@ static void step_skipped(Run *r, int64_t step, const StepResult *result) {
     saver_wait(&r->saver);
     metrics_close(&r->log);
     char *who = result->culprit ? xasprintf(", the loss first on rank %d (%s)", result->culprit - 1, dist_host(result->culprit - 1)) : xstrdup("");
-    char *where = r->saver.saved ? xasprintf("the last good checkpoint is %s/" CHECKPOINT_NAME, r->c->out, (long long)r->saver.saved) : xstrdup("there is no checkpoint yet");
+    char *where = r->saver.saved ? xasprintf("the last good checkpoint is %s/" CHECKPOINT_NAME, r->c->out, (long long)r->saver.saved)
+                : r->begun_from[0] ? xasprintf("the last good checkpoint is %s, that it began with", r->begun_from) : xstrdup("there is no checkpoint yet");
     dist_fatal_together("step %lld: loss is %g, gradient norm %g%s: training stops%s, the update was not applied; %s (try a lower --lr%s)", (long long)step,
-          printable(result->loss), printable(result->grad_norm), dist_size() > 1 ? who : "", many ? " after too many skipped steps in a row" : "", where, r->saver.saved ? ", then --resume it" : " or a longer --warmup");
+          printable(result->loss), printable(result->grad_norm), dist_size() > 1 ? who : "", many ? " after too many skipped steps in a row" : "", where, r->saver.saved || r->begun_from[0] ? ", then --resume it" : " or a longer --warmup");
 }
 // Reads the results of the steps that ended and were not reported yet, up to `done` steps done.
 static void report_steps(Run *r, int64_t *reported, int64_t done) {
@@ -326,15 +329,18 @@ static void ranks_check(const RunConfig *c, const Data *d) {
 // Every rank reads the checkpoint that rank 0 found, or begins from the same seed; that all came to the same weights is checked.
 static void model_begin(Run *r) {
     const RunConfig *c = r->c;
-    char checkpoint[4096] = "";
+    char *const checkpoint = r->begun_from, own[PATH_TEXT];
+    struct stat a, b;
     dist_alone(1);                                         // all of a checkpoint is read to see whether it is good
-    int found = dist_rank() == 0 && checkpoint_find(c->resume, c->out, checkpoint, sizeof checkpoint);
+    int found = dist_rank() == 0 && checkpoint_find(c->resume, c->out, checkpoint, sizeof r->begun_from);
     dist_alone(0);
     dist_broadcast(&found, sizeof found, 0);
-    dist_broadcast(checkpoint, sizeof checkpoint, 0);
+    dist_broadcast(checkpoint, sizeof r->begun_from, 0);
     if (found) {
         checkpoint_load(checkpoint, r->model, c, &r->at);
         printf("resumed from %s: step %lld of %lld\n", checkpoint, (long long)r->at.step, (long long)c->steps);
+        checkpoint_path(own, c->out, "", r->at.step);
+        if (stat(checkpoint, &a) == 0 && stat(own, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino) r->saved = r->at.step;
     } else {
         llama_init(r->model);
         if (c->init_from[0]) init_from(c->init_from, r->model, c);
@@ -381,7 +387,7 @@ int main(int argc, char **argv) {
     if (locked) checkpoint_tidy(c.out);
     model_begin(&run);
 
-    saver_init(&run.saver, c.out, run.at.step);
+    saver_init(&run.saver, c.out, run.saved);
     if (first) output_claim(&run, locked);
     const ParamTable *params = llama_params(model);
     info.device = llama_device_name(model);

@@ -327,7 +327,7 @@ FN int checkpoint_write(const char *out, const CheckpointCopy *k, char *error, s
     checkpoint_path(part, out, ".tmp-", k->state.step);
     checkpoint_path(path, out, "", k->state.step);
     checkpoint_path(old, out, ".old-", k->state.step);
-    if ((stat(part, &st) == 0 && folder_remove(part, why, sizeof why) != 0) || (stat(old, &st) == 0 && folder_remove(old, why, sizeof why) != 0))
+    if ((lstat(part, &st) == 0 && folder_remove(part, why, sizeof why) != 0) || (lstat(old, &st) == 0 && folder_remove(old, why, sizeof why) != 0))
         return set_error(error, size, "%s; remove it by hand", why);
     if (folder_create(part, why, sizeof why) != 0) return set_error(error, size, "%s; use another --out", why);
     if (checkpoint_write_folder(part, k, why, sizeof why) != 0 || checkpoint_publish(out, part, path, old, why, sizeof why) != 0) {
@@ -483,7 +483,8 @@ FN cJSON *json_reread(cJSON *j) {
 FN void checkpoint_compare_run(const char *path, const cJSON *trainer, const RunConfig *c, const CheckpointState *then, uint64_t fingerprint) {
     static const char *const shape[] = {"layers", "width", "heads", "kv_heads", "ffn", "vocab", "seq", "tied", "norm_eps", "rope_theta"};
     static const char *const fixed[] = {"seed", "total-batch", "master-weights"};
-    static const char *const free_[] = {"recipe", "bf16-layers", "batch", "steps", "lr", "warmup", "schedule", "min-lr", "weight-decay", "beta1", "beta2", "adam-eps", "clip", "on-nan", "outlier-z"};
+    static const char *const free_[] = {"recipe", "bf16-layers", "batch", "steps", "lr", "warmup", "schedule", "min-lr", "weight-decay", "beta1", "beta2", "adam-eps", "clip", "on-nan", "outlier-z",
+                                        "attention", "grad-dtype", "reduce-dtype", "nvfp4-gemm"};
     cJSON *options = json_reread(config_to_json(c)), *model = json_reread(config_model_to_json(&c->llama));
     const cJSON *was = json_get(trainer, "options");
     checkpoint_compare(path, json_get(trainer, "model"), model, shape, (int)(sizeof shape / sizeof shape[0]), 1);

@@ -82,7 +82,7 @@ FN int file_read_at(int fd, const char *path, void *data, int64_t size, int64_t 
 // Opens a regular file for reading. -> file descriptor and its size, or -1 with the reason.
 FN int file_open(const char *path, int64_t *size, char *error, size_t error_size) {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);        // a FIFO would wait here for its writer; regular files do not mind
     if (fd < 0) return set_error(error, error_size, "%s: cannot open: %s", path, strerror(errno));
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         close(fd);
@@ -235,16 +235,23 @@ FN int folder_create(const char *path, char *error, size_t error_size) {
         if (end == '\0') return 0;
     }
 }
-// Removes a folder of plain files. A folder within it is not expected and left, with an error. 0 or -1.
+// Removes a folder of plain files. A folder within it is not expected and left, with an error. Of a link in its place the link alone goes: what
+// it leads to is somebody else's. 0 or -1.
 FN int folder_remove(const char *path, char *error, size_t error_size) {
-    DIR *d = opendir(path);
-    if (!d) return set_error(error, error_size, "%s: cannot open the folder: %s", path, strerror(errno));
+    struct stat st;
+    if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
+        return unlink(path) == 0 ? 0 : set_error(error, error_size, "%s: cannot remove the link: %s", path, strerror(errno));
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!d) {
+        set_error(error, error_size, "%s: cannot open the folder: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
+        return -1;
+    }
     int rc = 0;
     for (struct dirent *e; rc == 0 && (e = readdir(d)) != NULL;) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        char file[PATH_TEXT];
-        path_join(file, path, e->d_name);
-        if (unlink(file) != 0) rc = set_error(error, error_size, "%s: cannot remove: %s", file, strerror(errno));
+        if (unlinkat(fd, e->d_name, 0) != 0) rc = set_error(error, error_size, "%s/%s: cannot remove: %s", path, e->d_name, strerror(errno));
     }
     closedir(d);
     if (rc == 0 && rmdir(path) != 0) rc = set_error(error, error_size, "%s: cannot remove the folder: %s", path, strerror(errno));

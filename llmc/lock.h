@@ -12,6 +12,7 @@
 
 typedef struct { int fd; char path[PATH_TEXT]; } FolderLock;  // fd -1: not held
 static FolderLock folder_lock = {-1, ""};                     // the process's: it has one run
+static void (*lock_before_release)(void);                     // ends what still writes into the folder; NULL: nothing does
 
 // Who holds the lock, as its file says.
 FN void lock_holder(int fd, char *text, size_t size) {
@@ -31,6 +32,7 @@ FN void lock_write_holder(void) {
 }
 FN void lock_release(void) {
     if (folder_lock.fd < 0) return;
+    if (lock_before_release) lock_before_release();
     (void)unlink(folder_lock.path);  // while it is held: nobody else can have it
     close(folder_lock.fd);
     folder_lock.fd = -1;

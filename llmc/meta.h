@@ -25,9 +25,7 @@ FN DataMeta meta_read(const char *pattern) {
     memset(&meta, 0, sizeof meta);
     meta_folder(pattern, meta.folder, sizeof meta.folder);
     char *path = xasprintf("%s/meta.json", meta.folder), error[1024];
-    FILE *f = fopen(path, "rb");
-    if (!f && errno == ENOENT) { free(path); return meta; }
-    if (f) fclose(f);
+    if (access(path, F_OK) != 0 && errno == ENOENT) { free(path); return meta; }
     cJSON *j = json_read_object(path, 1 << 20, error, sizeof error);
     if (!j || json_integer(j, path, "vocab_size", 1, 1 << 30, &meta.vocab, error, sizeof error) != 0 ||
         json_integer(j, path, "eot_token", 0, meta.vocab - 1, &meta.eot_token, error, sizeof error) != 0 ||

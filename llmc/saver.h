@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "checkpoint.h"
+#include "lock.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Room
@@ -87,6 +88,7 @@ FN void saver_init(Saver *s, const char *out, int64_t saved) {
     s->out = out; s->saved = saved; s->log_fd = -1;
     crc32c_init();  // a table that both threads read
     saver_of_process = s;
+    lock_before_release = saver_at_exit;
     if (atexit(saver_at_exit) != 0) fatal("out of memory while preparing to save checkpoints");
 }
 FN void *saver_thread(void *context) {

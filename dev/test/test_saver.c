@@ -2,6 +2,18 @@
 // window of --outlier-z.
 #include <sys/resource.h>
 
+// Every flush of a file takes a while and sees whether the run's lock is still there (test_lock_outlives_save).
+#include <unistd.h>
+static char watched_lock[4096];
+static int slow_fsync(int fd) {
+    if (watched_lock[0]) {
+        usleep(20000);
+        if (access(watched_lock, F_OK) != 0 && write(2, "the lock went before the save ended\n", 36) != 36) return -1;
+    }
+    return fsync(fd);
+}
+#define fsync slow_fsync
+
 #include "dev/test/support.h"
 #include "dev/test/fake_backend.h"
 #include "llmc/lock.h"
@@ -120,6 +132,49 @@ static void test_failed_save(void **state) {
     assert_int_equal(list.count, 0);
     free(list.steps);
     free(out);
+}
+
+// An error elsewhere while a save is in flight: it ends first, then the lock goes, in a folder that was new as in one that was not.
+static void die_while_saving(const void *out) {
+    Saver s;
+    CheckpointState one = state_of(1);
+    memset(&s, 0, sizeof s);
+    saver_init(&s, (const char *)out, 0);
+    lock_take((const char *)out);
+    snprintf(watched_lock, sizeof watched_lock, "%s", folder_lock.path);
+    saver_start(&s, make_model(1), &config, &one, -1);
+    fatal("an error elsewhere");
+}
+static void test_lock_outlives_save(void **state) {
+    (void)state;
+    char text[4096], *out = xstrdup(folder_path("outlives"));
+    make_saver_config("");
+    assert_int_equal(mkdir(out, 0777), 0);
+    assert_int_equal(run_child(die_while_saving, out, text, sizeof text), 1);
+    assert_one_line(text, "an error elsewhere");
+    assert_true(is_good(out, 1));
+    free(out);
+}
+// A checkpoint that is a link to somewhere else: when its time comes the link goes, and what it leads to stays.
+static void test_pruning_follows_no_link(void **state) {
+    (void)state;
+    char *out = xstrdup(folder_path("linked")), *elsewhere = xstrdup(folder_path("elsewhere"));
+    make_saver_config("--keep 1");
+    assert_int_equal(mkdir(out, 0777) | mkdir(elsewhere, 0777), 0);
+    put_text(folder_path("elsewhere/thesis.txt"), "keep");
+    static const char *const links[] = {"linked/step_00000001", "linked/.tmp-step_00000002", "linked/.old-step_00000002", "linked/.tmp-step_00000009"};
+    for (int i = 0; i < 4; i++) assert_int_equal(symlink(elsewhere, folder_path(links[i])), 0);
+    Llama *m = make_model(1);
+    CheckpointState two = state_of(2);
+    checkpoint_save(out, m, &config, &two);
+    checkpoint_tidy(out);
+    struct stat st;
+    for (int i = 0; i < 4; i++) assert_int_not_equal(lstat(folder_path(links[i]), &st), 0);
+    char *kept = get_file(folder_path("elsewhere/thesis.txt"), NULL);
+    assert_string_equal(kept, "keep");
+    assert_true(is_good(out, 2));
+    free(kept); free(out); free(elsewhere);
+    llama_free(m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -265,7 +320,7 @@ static void test_outlier_json(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lock), cmocka_unit_test(test_background_save), cmocka_unit_test(test_failed_save), cmocka_unit_test(test_keep_every),
+        cmocka_unit_test(test_lock), cmocka_unit_test(test_background_save), cmocka_unit_test(test_failed_save), cmocka_unit_test(test_lock_outlives_save), cmocka_unit_test(test_pruning_follows_no_link), cmocka_unit_test(test_keep_every),
         cmocka_unit_test(test_room), cmocka_unit_test(test_no_room), cmocka_unit_test(test_tidy), cmocka_unit_test(test_outlier_limits),
         cmocka_unit_test(test_outlier_json)};
     return cmocka_run_group_tests(tests, test_folder_make, test_tree_remove);

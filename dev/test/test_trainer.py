@@ -255,6 +255,9 @@ class BadOptions(TrainerTest):
             with self.subTest(text=text):
                 path = write(at(f"model {next(NUMBER)}.json"), text.encode())
                 self.fails(1, path, *words, model=path)
+        os.mkfifo(at("fifo.json"))                         # opening one for reading waits for a writer
+        for name in ("config", "model"):
+            self.fails(1, at("fifo.json"), "not a regular file", **{name: at("fifo.json")})
         self.fails(1, at("none.json"), "No such file", config=at("none.json"))
         self.fails(1, at("none.json"), "No such file", model=at("none.json"))
 
@@ -372,6 +375,11 @@ class LossNotFinite(TrainerTest):
                 r = run(out=fresh(), recipe=recipe, resume=checkpoint(out, bad[0] - 1), **{**self.DIVERGES, "steps": bad[0] - 1})
                 self.assertEqual(r.returncode, 0, r.stderr)
                 self.assertIn(f"resumed from {checkpoint(out, bad[0] - 1)}", r.stdout)
+                # The bad step again, in a folder that has no checkpoint of its own: what is named is there.
+                other = fresh()
+                r = run(out=other, recipe=recipe, resume=checkpoint(out, bad[0] - 1), **self.DIVERGES)
+                self.refuses(r, 1, "training stops", f"the last good checkpoint is {checkpoint(out, bad[0] - 1)}")
+                self.assertNotIn(other, r.stderr)
 
     def test_without_a_checkpoint(self):
         self.refuses(run(out=fresh(), **self.DIVERGES), 1, "training stops", "no checkpoint", "--warmup")
@@ -456,6 +464,10 @@ class Resume(TrainerTest):
                 damaged[len(damaged) // 2] ^= 1
                 write(path, damaged)
                 self.fails(1, path, resume=checkpoint(out, 6), out=fresh(), **options)
+                if name == "trainer.json":
+                    os.remove(path)
+                    os.mkfifo(path)
+                    self.fails(1, path, "not a regular file", resume=checkpoint(out, 6), out=fresh(), **options)
                 r = run(out=out, resume="auto", **options)  # passes over it, saying why, and writes it anew
                 self.assertEqual(r.returncode, 0, r.stderr)
                 self.assertEqual(r.stderr.count("warning: "), 1, r.stderr)
