@@ -52,7 +52,12 @@ static void data_open(Data *d, RunConfig *c) {
               c->val_data, (long long)d->val.num_tokens, (long long)d->val.num_samples, (long long)c->seq, (long long)c->batch);
     char *path = xasprintf("%s/tokenizer.bin", d->meta.folder);
     d->has_tokenizer = d->meta.found && access(path, R_OK) == 0;
-    if (d->has_tokenizer) tokenizer_open(&d->tokenizer, path);
+    if (d->has_tokenizer) {
+        tokenizer_open(&d->tokenizer, path);
+        if (d->tokenizer.vocab != d->meta.vocab || d->tokenizer.eot != d->meta.eot_token)
+            fatal("%s: holds %d tokens, end-of-text %d; meta.json beside it says %lld and %lld: they are of two tokenizers; make the data again with data/prepare.py",
+                  path, d->tokenizer.vocab, d->tokenizer.eot, (long long)d->meta.vocab, (long long)d->meta.eot_token);
+    }
     else if (c->sample_every > 0) fatal("--sample-every needs %s to turn tokens into text; make it with data/prepare.py, or use --sample-every 0", path);
     free(path);
     d->tokens = (int32_t *)xcalloc((size_t)(c->batch * c->seq), sizeof(int32_t));

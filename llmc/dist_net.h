@@ -116,8 +116,19 @@ FN int net_connect(struct in_addr address, uint16_t port, double deadline) {
         at.sin_family = AF_INET;
         at.sin_addr = address;
         at.sin_port = htons(port);
-        if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0) return fd;
-        const int why = errno;
+        // Without waiting: a host that does not answer at all would hold a blocking connect for minutes.
+        const int flags = fcntl(fd, F_GETFL);
+        int why = 0;
+        socklen_t length = sizeof why;
+        if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) fatal("cannot prepare a socket: %s", strerror(errno));
+        if (connect(fd, (struct sockaddr *)&at, sizeof at) != 0) {
+            why = errno;
+            if (why == EINPROGRESS) {
+                if (!net_wait(fd, POLLOUT, deadline)) why = ETIMEDOUT;
+                else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &length) != 0) why = errno;
+            }
+        }
+        if (why == 0 && fcntl(fd, F_SETFL, flags) == 0) return fd;
         close(fd);
         if (clock_seconds() >= deadline) { errno = why; return -1; }
         net_sleep(0.05);
@@ -163,6 +174,7 @@ FN void net_gather_members(int listener, int size, DistMember *members, int *con
         net_prepare(fd);
         const double soon = clock_seconds() + 5;
         if (net_receive(fd, &hello, sizeof hello, soon) != 0 || hello.magic != DIST_MAGIC) { close(fd); continue; }
+        hello.member.host[sizeof hello.member.host - 1] = '\0';
         if (hello.size != size) fatal("rendezvous: rank %d on %.100s was started as one of %d processes, rank 0 as one of %d; give all the same WORLD_SIZE",
                                       hello.rank, hello.member.host, hello.size, size);
         if (hello.rank < 1 || hello.rank >= size || members[hello.rank].present)

@@ -6,7 +6,7 @@
 #include "file.h"
 #include "utf8.h"
 
-enum { TOKENIZER_MAGIC = 20240328, TOKENIZER_VERSION = 2, TOKENIZER_HEADER_BYTES = 1024 };
+enum { TOKENIZER_MAGIC = 20240328, TOKENIZER_VERSION = 2, TOKENIZER_HEADER_BYTES = 1024, TOKENIZER_VOCAB_MAX = 1 << 24 };
 
 typedef struct Tokenizer {
     int vocab;                     // ids are 0 .. vocab - 1
@@ -28,7 +28,7 @@ FN void tokenizer_read_header(Tokenizer *t, int fd, const char *path, int64_t si
         fatal("%s: magic at byte 0 is %d, not %d: it is no tokenizer.bin; make the data again with data/prepare.py", path, header[0], (int)TOKENIZER_MAGIC);
     if (header[1] != TOKENIZER_VERSION)
         fatal("%s: version at byte 4 is %d, not %d; make the data again with data/prepare.py", path, header[1], (int)TOKENIZER_VERSION);
-    if (vocab < 1 || body < vocab || body > vocab * 256)
+    if (vocab < 1 || vocab > TOKENIZER_VOCAB_MAX || body < vocab || body > vocab * 256)
         fatal("%s: vocabulary at byte 8 is %lld, which does not fit a file of %lld bytes; make the data again with data/prepare.py",
               path, (long long)vocab, (long long)size);
     if (header[3] < 0 || header[3] >= vocab)

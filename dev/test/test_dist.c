@@ -166,9 +166,29 @@ static void test_all_end_when_one_does(void **state) {
     assert_int_equal(group_run(3, one_dies), 1);                       // itself
 }
 
+// A host that answers nothing: a listener whose queue is full drops what comes. Where connect() waited by itself, it would for minutes (the alarm).
+static void test_connect_minds_the_deadline(void **state) {
+    (void)state;
+    uint16_t port = 0;
+    const int listener = net_listen(&port);
+    struct in_addr here;
+    int held[8];
+    here.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(listen(listener, 0), 0);
+    alarm(60);
+    int count = 0;
+    while (count < 8 && (held[count] = net_connect(here, port, clock_seconds() + 1)) >= 0) count++;
+    assert_true(count > 0 && count < 8);
+    assert_int_equal(errno, ETIMEDOUT);
+    assert_true(fcntl(held[0], F_GETFL) >= 0 && (fcntl(held[0], F_GETFL) & O_NONBLOCK) == 0);
+    alarm(0);
+    while (count > 0) close(held[--count]);
+    close(listener);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces), cmocka_unit_test(test_reductions), cmocka_unit_test(test_small_exchanges),
+        cmocka_unit_test(test_connect_minds_the_deadline), cmocka_unit_test(test_pieces), cmocka_unit_test(test_reductions), cmocka_unit_test(test_small_exchanges),
         cmocka_unit_test(test_all_end_when_one_does), cmocka_unit_test(test_waiting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

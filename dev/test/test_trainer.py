@@ -216,6 +216,12 @@ class BadData(TrainerTest):
             write(at("meta " + name, "train_0.bin"), shard([65] * 1000))
             write(at("meta " + name, "meta.json"), text)
             self.fails(1, at("meta " + name, "meta.json"), *words, "prepare.py", train_data=at("meta " + name, "train_*.bin"))
+        # A tokenizer of another vocabulary, or of another end of text, beside good data.
+        for name, vocab, eot in (("d", 300, 255), ("e", 256, 254)):
+            write(at("meta " + name, "train_0.bin"), shard([65] * 1000))
+            write(at("meta " + name, "meta.json"), b'{"vocab_size": 256, "eot_token": 255, "val_bytes_per_token": 1}')
+            write(at("meta " + name, "tokenizer.bin"), struct.pack("<256i", 20240328, 2, vocab, eot, *[0] * 252) + b"\x01a" * vocab)
+            self.fails(1, at("meta " + name, "tokenizer.bin"), f"{vocab} tokens, end-of-text {eot}", "256 and 255", train_data=at("meta " + name, "train_*.bin"))
 
 
 class BadOptions(TrainerTest):
