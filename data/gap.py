@@ -105,11 +105,9 @@ def missing_debs(rows, folder):
 
 
 def apt_sources(snapshot):
-    """The archive first; what a point release has removed from it, snapshot.debian.org keeps. Unsigned is well: the manifest pins the SHA-256."""
-    for host, security in (("http://deb.debian.org/debian", "http://deb.debian.org/debian-security"),
-                           (f"http://snapshot.debian.org/archive/debian/{snapshot}", f"http://snapshot.debian.org/archive/debian-security/{snapshot}")):
-        yield (f"deb [trusted=yes check-valid-until=no] {host} bookworm main non-free\n"
-               f"deb [trusted=yes check-valid-until=no] {security} bookworm-security main\n")
+    """The release's own archive, where old releases go, and snapshot.debian.org, which keeps every version. Unsigned is well: the manifest pins the SHA-256."""
+    for host in ("http://deb.debian.org/debian", "http://archive.debian.org/debian", f"http://snapshot.debian.org/archive/debian/{snapshot}"):
+        yield f"deb [trusted=yes check-valid-until=no] {host} bookworm main non-free\n"
 
 
 def fetch(rows, folder, snapshot):
@@ -147,7 +145,8 @@ def fetch(rows, folder, snapshot):
 
 def deb_tar(path):
     """The data.tar of a .deb, an ar archive, as a tarfile."""
-    data = open(path, "rb").read()
+    with open(path, "rb") as f:
+        data = f.read()
     if data[:8] != b"!<arch>\n":
         raise Failure(f"{path}: is not a Debian package: remove it and run again")
     at = 8
