@@ -128,8 +128,8 @@ class World:
         """Bytes of the last checkpoint and the log that are not as in the run that nothing happened to."""
         lost = 0
         for name in FILES:
-            lost += differing(read(os.path.join(whole or self.whole, f"step_{step:08d}", name)), read(os.path.join(out, f"step_{step:08d}", name)))
-        lost += differing(log_bytes(whole or self.whole), log_bytes(out))
+            lost += differing(read(os.path.join(whole or self.whole, f"step_{step:08d}", name)), left_of(os.path.join(out, f"step_{step:08d}", name)))
+        lost += differing(log_bytes(whole or self.whole), log_bytes(out) if os.path.exists(os.path.join(out, "log.jsonl")) else b"")
         self.lost += lost
         if lost:
             raise Fault(f"{lost} bytes differ from the uninterrupted run's")
@@ -155,11 +155,13 @@ class World:
 
 
 def read(path):
-    try:
-        with open(path, "rb") as f:
-            return f.read()
-    except OSError:
-        return b""
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def left_of(path):
+    """What a run left of a file: nothing, where it is not there. (Of what it is compared with, that would be an error.)"""
+    return read(path) if os.path.exists(path) else b""
 
 
 def differing(a, b):
