@@ -15,7 +15,8 @@ typedef struct {
     float inv_bias1, inv_bias2;          // 1 / (1 - beta^t), t = step + 1
 } AdamWScalars;
 
-// step counts from 0.
+// step counts from 0: the run's steps, skipped ones too. Those leave m and v as they were, so that a step skipped in the first few
+// dozen has the corrections divide by a little too much; later both are 1.
 FN AdamWScalars adamw_scalars(float lr, float beta1, float beta2, float eps, float weight_decay, int64_t step) {
     AdamWScalars k;
     const double t = (double)step + 1;
